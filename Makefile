@@ -1,0 +1,66 @@
+# Each target makes the virtual environment when it is missing, and installs again only after
+# pyproject.toml or constraints.txt changed. `make` alone prints what there is.
+
+VENV ?= .venv
+BENCH_ARGS ?=
+TEST_ARGS ?=
+DEMO_ARGS ?=
+
+# The first of these that is 3.11 or newer and can make a virtual environment. Asked by running it:
+# a name on the PATH may be a shim for a version that is not installed.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+  "$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  && { echo "$$p"; break; }; done)
+
+bin := $(VENV)/bin
+pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
+	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
+	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
+	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
+	@echo 'make clean   remove the environments and everything else that the targets wrote'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter, VENV=.venv-3.12 the environment.'
+
+demo: $(VENV)/.demo
+	@$(bin)/python -m jaxd.cli demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev
+	@$(bin)/python -m pytest -q $(TEST_ARGS)
+
+lint: $(VENV)/.dev
+	@$(bin)/python -m ruff check --quiet .
+	@$(bin)/python -m ruff format --check --quiet .
+	@$(bin)/python -m mypy --no-error-summary
+
+bench: $(VENV)/.dev
+	@$(bin)/python -m benchmarks $(BENCH_ARGS)
+
+clean:
+	@rm -rf .venv .venv-* build dist demo-output
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find client server shared tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@test -n '$(PYTHON)' || { \
+	  echo 'make: no Python 3.11 or newer that can make a virtual environment was found.'; \
+	  echo 'On Debian or Ubuntu: apt-get install python3 python3-venv'; \
+	  echo 'Or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12'; exit 1; } >&2
+	@'$(PYTHON)' -m venv '$(VENV)'
+	@touch $@
+
+# The environment for development holds all that the demo needs, so it counts as both.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo 'installing jaxd[server,demo,dev] into $(VENV) (once) ...'
+	@$(pip) -e '.[server,demo,dev]'
+	@touch $(VENV)/.demo $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo 'installing jaxd[server,demo] into $(VENV) (once) ...'
+	@$(pip) -e '.[server,demo]'
+	@touch $@
