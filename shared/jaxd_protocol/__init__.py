@@ -1,0 +1,13 @@
+"""The words that both ends of jaxd speak: errors, addresses, frames, trees and packing.
+
+Nothing here imports jax, and nothing here imports `jaxd` or `jaxd_server`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PROTOCOL_VERSION", "__version__"]
+
+__version__ = "0.1.0"
+
+PROTOCOL_VERSION = 1
+"""Raised whenever an old client could misread a new server, or the other way round."""

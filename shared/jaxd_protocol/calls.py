@@ -1,0 +1,127 @@
+"""The wire on one screen: what each end asks of the other.
+
+Each line is an rpyc request to the peer's root; `[…]` travels as buffers beside it.
+
+    client → server
+      call(key, number, skeleton, blob, timeout_s, flags) [arrays]
+            → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
+      statistics() → JSON                     info() → JSON
+
+    server → client, while one of the client's calls is open
+      describe(key) → (fingerprint, name, options)      what is this function?
+      code(fingerprint) → () [packed function]          its call waits meanwhile
+      event(number, kind, JSON)                         progress of call `number`; no reply
+
+A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
+Only a server that does not know the key asks for what is behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.trees.literals import Literal, dump_literal, load_literal
+
+__all__ = [
+    "CONFIG_DEFAULTS",
+    "FAILED",
+    "MAY_REPEAT",
+    "OK",
+    "Options",
+    "fingerprint_of",
+    "function_key",
+]
+
+OK: Final = 0
+FAILED: Final = 1
+
+MAY_REPEAT: Final = 1
+"""Flag of a call: running it twice is the same as running it once."""
+
+CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_threefry_partitionable": True,
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
+}
+"""The jax settings that travel with a call, and the values that need not be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a function is to be compiled: `jax.jit`'s options, and jax's configuration.
+
+    Attributes:
+        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline:
+            as in `jax.jit`.
+        compiler_options: name and value of each XLA option, sorted.
+        config: name and value of each jax setting that is not the default, sorted.
+        extra_key: anything that is to tell two functions apart.
+    """
+
+    static_argnums: tuple[int, ...] | None = None
+    static_argnames: tuple[str, ...] | None = None
+    donate_argnums: tuple[int, ...] | None = None
+    donate_argnames: tuple[str, ...] | None = None
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: tuple[tuple[str, Literal], ...] = ()
+    config: tuple[tuple[str, Literal], ...] = ()
+    extra_key: Literal = field(default=None)
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes: equal exactly when the options are equal."""
+        return dump_literal(tuple((f.name, getattr(self, f.name)) for f in fields(self)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Options:
+        """Reads what `to_bytes` wrote; raises `ProtocolError` or `TypeError` for anything else."""
+        values, _ = load_literal(data, 0)
+        return cls(**dict(values))
+
+    def jit_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `jax.jit`, those left at their defaults omitted."""
+        names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+        given = {name: getattr(self, name) for name in names}
+        arguments = {name: value for name, value in given.items() if value is not None}
+        if self.keep_unused:
+            arguments["keep_unused"] = True
+        if self.inline:
+            arguments["inline"] = True
+        if self.compiler_options:
+            arguments["compiler_options"] = dict(self.compiler_options)
+        return arguments
+
+
+def normal_config(config: Mapping[str, Literal]) -> tuple[tuple[str, Literal], ...]:
+    """The settings that differ from jax's defaults, sorted by name.
+
+    Raises:
+        ConfigurationError: for a setting that does not travel.
+    """
+    for name in config:
+        if name not in CONFIG_DEFAULTS:
+            raise ConfigurationError(
+                f"{name!r} is not a jax setting that travels with a call. Those that do: "
+                f"{', '.join(CONFIG_DEFAULTS)}. Others are set where the server is started."
+            )
+    changed = {name: value for name, value in config.items() if value != CONFIG_DEFAULTS[name]}
+    return tuple(sorted(changed.items()))
+
+
+def fingerprint_of(code: bytes) -> bytes:
+    """The fingerprint of packed code: BLAKE2b, 16 bytes."""
+    return hashlib.blake2b(code, digest_size=16).digest()
+
+
+def function_key(fingerprint: bytes, options: Options) -> bytes:
+    """The name of (code, options, configuration) on the wire: BLAKE2b, 16 bytes."""
+    return hashlib.blake2b(fingerprint + options.to_bytes(), digest_size=16).digest()

@@ -1,0 +1,188 @@
+"""The one error tree: whose fault it was, whether to repeat, and what to do next.
+
+Every message ends in the next action. `blame` names who has to act, `may_repeat` says whether
+the same call may succeed if it is simply made again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+__all__ = [
+    "ArgumentError",
+    "AuthenticationFailed",
+    "Busy",
+    "Cancelled",
+    "CannotListen",
+    "ConfigurationError",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "InternalError",
+    "JaxdError",
+    "LimitExceeded",
+    "NoServer",
+    "NotInteractive",
+    "PackingError",
+    "ProtocolError",
+    "RemoteError",
+    "ResultError",
+    "ServerDraining",
+    "ServerStartFailed",
+    "TracerError",
+    "VersionMismatch",
+    "WorkerLost",
+]
+
+Blame = Literal["caller", "function", "server", "network"]
+
+
+class JaxdError(Exception):
+    """Base of everything that jaxd raises by itself.
+
+    Exceptions that a user's function raises are not in this tree: they arrive as their own type
+    (or as `RemoteError` where this process does not have that type).
+    """
+
+    blame: ClassVar[Blame] = "server"
+    may_repeat: ClassVar[bool] = False
+
+
+class PackingError(JaxdError, TypeError):
+    """A function, or something that it reaches, cannot travel to the server."""
+
+    blame = "caller"
+
+
+class ArgumentError(JaxdError, TypeError):
+    """An argument is of a type that neither jax nor the tree codec can take."""
+
+    blame = "caller"
+
+
+class TracerError(JaxdError, TypeError):
+    """A jax tracer was passed to a persistent function.
+
+    Raised when the caller is itself inside `jax.jit`, `jax.grad`, `jax.vmap` or the like.
+    """
+
+    blame = "caller"
+
+
+class ConfigurationError(JaxdError, ValueError):
+    """An address, option, token file or configuration file is not usable as it is."""
+
+    blame = "caller"
+
+
+class LimitExceeded(JaxdError, ValueError):
+    """A message is larger than a configured limit; nothing of it was sent or allocated."""
+
+    blame = "caller"
+
+
+class ResultError(JaxdError, TypeError):
+    """A function returned something that cannot come home as a tree of arrays."""
+
+    blame = "function"
+
+
+class NotInteractive(JaxdError, RuntimeError):
+    """A function called `input()` or `breakpoint()`, and the server has no terminal."""
+
+    blame = "function"
+
+
+class RemoteError(JaxdError, RuntimeError):
+    """A function raised an exception whose type this process does not have.
+
+    Attributes:
+        type_name: the qualified name of the original type, as `module.Name`.
+    """
+
+    blame = "function"
+
+    def __init__(self, message: str, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class NoServer(JaxdError, ConnectionError):
+    """No server answers at the address, or none could be found or started."""
+
+    may_repeat = True
+
+
+class ServerStartFailed(NoServer):
+    """A server was started in the background and ended before it answered."""
+
+
+class CannotListen(JaxdError, OSError):
+    """The server cannot open an address: in use, not allowed, unsafe, or no room on the disk."""
+
+
+class AuthenticationFailed(JaxdError, ConnectionError):
+    """The two ends do not hold the same token, or the peer's user is not admitted."""
+
+    blame = "caller"
+
+
+class VersionMismatch(JaxdError, ConnectionError):
+    """Client and server cannot exchange code: protocol or Python version differ."""
+
+    blame = "caller"
+
+
+class ProtocolError(JaxdError, ConnectionError):
+    """The peer sent bytes that are not jaxd's protocol."""
+
+    blame: ClassVar[Blame] = "network"
+
+
+class ConnectionLost(JaxdError, ConnectionError):
+    """The connection ended while a call was in flight; it is unknown whether the call ran."""
+
+    blame: ClassVar[Blame] = "network"
+    may_repeat = True
+
+
+class WorkerLost(ConnectionLost):
+    """The process that owns the devices ended while it ran the call, also when repeated."""
+
+    blame = "server"
+
+
+class ServerDraining(JaxdError, ConnectionError):
+    """The server is stopping: it finishes running calls and takes no new ones."""
+
+    may_repeat = True
+
+
+class Busy(JaxdError, RuntimeError):
+    """The server has no room for the call now.
+
+    Attributes:
+        retry_after_s: seconds after which a repetition is likely to be admitted.
+    """
+
+    may_repeat = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(JaxdError, TimeoutError):
+    """The call's `timeout_s` passed before its result arrived."""
+
+    blame = "caller"
+    may_repeat = True
+
+
+class Cancelled(JaxdError, RuntimeError):
+    """The call was given up by its caller before it ran."""
+
+    blame = "caller"
+
+
+class InternalError(JaxdError, RuntimeError):
+    """jaxd itself failed; the server's log has the traceback."""

@@ -1,0 +1,82 @@
+"""Exceptions as plain data, and back as the type that the other end has.
+
+Nothing is imported and nothing is unpickled to rebuild one: the type is looked up among the
+modules that are already loaded, and only exception types are taken.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any, Final
+
+from jaxd_protocol import errors
+from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from jaxd_protocol.trees.literals import is_literal
+
+__all__ = ["Failure", "describe_failure", "rebuild_failure"]
+
+Failure = tuple[Any, ...]
+"""(module, qualified name, message, args or None, retry_after_s, traceback text)"""
+
+_MAX_TEXT: Final = 1 << 20
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """The exception as plain values, with its whole traceback as text."""
+    kind = type(error)
+    args = error.args if is_literal(error.args) else None
+    return (
+        kind.__module__,
+        kind.__qualname__,
+        _message_of(error),
+        args,
+        error.retry_after_s if isinstance(error, Busy) else 0.0,
+        "".join(traceback.format_exception(error))[-_MAX_TEXT:],
+    )
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except Exception as broken:  # noqa: BLE001  a user's __str__ may do anything
+        return f"<its message cannot be shown: {type(broken).__name__}>"
+
+
+def rebuild_failure(failure: Failure) -> BaseException:
+    """The exception in this process's own type, else `RemoteError`; the traceback as a note."""
+    module, name, message, args, retry_after_s, text = failure
+    if module == errors.__name__ and name in errors.__all__:
+        return _own_error(name, message, retry_after_s)
+    kind = _loaded_exception(module, name)
+    error = _foreign_error(kind, message, args) if kind else None
+    if error is None:
+        qualified = name if module == "builtins" else f"{module}.{name}"
+        error = RemoteError(f"{qualified}: {message}", qualified)
+    error.add_note(f"\nRaised on the jaxd server:\n\n{text.rstrip()}")
+    return error
+
+
+def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
+    kind: type[JaxdError] = getattr(errors, name)
+    return Busy(message, retry_after_s) if kind is Busy else kind(message)
+
+
+def _loaded_exception(module: str, name: str) -> type[Exception] | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _foreign_error(
+    kind: type[Exception], message: str, args: tuple[Any, ...] | None
+) -> BaseException | None:
+    """An instance made without `__init__`, whose signature is unknown."""
+    values = args if args is not None else (message,)
+    try:
+        error = kind.__new__(kind, *values)
+        error.args = values
+        return error if str(error) == message else None
+    except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
+        return None

@@ -1,0 +1,314 @@
+"""Who are you, and can we exchange code? Settled before a single byte is unpickled.
+
+Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
+four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
+
+    client  JAXD !H {protocol, python, magic, versions, session, nonce}
+    server       !H {protocol, python, magic, versions, nonce, auth: none | token}  or {error}
+    client       !H {proof}                                       with auth: token
+    server       !H {proof, session, slots, …}                    or {error}
+
+A proof is an HMAC, under the token, of a role and of everything said before: neither end can
+replay the other's, and nothing of the conversation can be altered on the way. The client proves
+first; a server without the token learns nothing that would let it answer.
+
+Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
+one does not raise, it ends the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxd_protocol import PROTOCOL_VERSION, __version__
+from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
+
+__all__ = [
+    "MAGIC",
+    "Guest",
+    "Peer",
+    "Transcript",
+    "check_versions",
+    "finish_greeting",
+    "greet_client",
+    "greet_server",
+    "refuse",
+    "this_end",
+]
+
+MAGIC: Final = b"JAXD"
+"""As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
+
+_LENGTH: Final = struct.Struct("!H")
+_MAX_MESSAGE: Final = 4096
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What one end says of itself.
+
+    Attributes:
+        protocol: version of this protocol.
+        python: major and minor version.
+        magic: bytecode magic number in hex.
+        versions: distribution name to version, for reports and warnings only.
+    """
+
+    protocol: int
+    python: tuple[int, int]
+    magic: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_message(self) -> Message:
+        """The fields as JSON values."""
+        return {
+            "protocol": self.protocol,
+            "python": list(self.python),
+            "magic": self.magic,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_message(cls, message: Message) -> Peer:
+        """Reads what `to_message` wrote; raises `ProtocolError` for anything else."""
+        try:
+            major, minor = message["python"]
+            versions = {str(k): str(v) for k, v in message["versions"].items()}
+            return cls(
+                int(message["protocol"]), (int(major), int(minor)), str(message["magic"]), versions
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
+
+
+def this_end(versions: Mapping[str, str]) -> Peer:
+    """This process, with the given package `versions` beside jaxd's own."""
+    return Peer(
+        PROTOCOL_VERSION,
+        (sys.version_info.major, sys.version_info.minor),
+        importlib.util.MAGIC_NUMBER.hex(),
+        {"jaxd": __version__, **versions},
+    )
+
+
+def check_versions(client: Peer, server: Peer) -> None:
+    """Refuses two ends that cannot exchange code.
+
+    Raises:
+        VersionMismatch: with the text that says what to start instead.
+    """
+    if client.protocol != server.protocol:
+        raise VersionMismatch(
+            f"the client speaks protocol {client.protocol} (jaxd {client.versions.get('jaxd')}), "
+            f"the server {server.protocol} (jaxd {server.versions.get('jaxd')}). "
+            "Install the same jaxd on both sides."
+        )
+    if (client.python, client.magic) != (server.python, server.magic):
+        ours, theirs = (".".join(map(str, peer.python)) for peer in (client, server))
+        raise VersionMismatch(
+            f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
+            f"bytecode, so both need the same minor version. Start a server with Python {ours} "
+            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve), "
+            f"or run the client with Python {theirs}."
+        )
+
+
+class Transcript:
+    """Everything that was said in one handshake, so that a proof can cover it."""
+
+    def __init__(self) -> None:
+        self._said = hashlib.sha256()
+
+    def add(self, data: bytes) -> None:
+        """Appends one message as it stood on the wire."""
+        self._said.update(_LENGTH.pack(len(data)) + data)
+
+    def proof(self, token: str, role: str) -> str:
+        """The hex HMAC-SHA256 by which `role` (`client` or `server`) proves the token."""
+        import hmac  # a Unix socket needs no token, and its client starts faster without this
+
+        said = role.encode() + b"\0" + self._said.digest()
+        return hmac.new(token.encode(), said, "sha256").hexdigest()
+
+
+def _same(expected: str, proof: object) -> bool:
+    """Whether a proof is the expected one, compared in constant time."""
+    import hmac
+
+    return hmac.compare_digest(expected.encode(), str(proof).encode())
+
+
+def _fresh_nonce() -> str:
+    """32 random hex digits: no two handshakes are alike, so no proof can be replayed."""
+    return os.urandom(16).hex()
+
+
+def send_message(sock: socket.socket, message: Message, transcript: Transcript) -> None:
+    """Sends one message and adds it to the transcript."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    transcript.add(data)
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_message(sock: socket.socket, transcript: Transcript) -> Message:
+    """Receives one message and adds it to the transcript.
+
+    Raises:
+        EOFError: when the peer went away.
+        ProtocolError: when it sent something else.
+    """
+    (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+    if not 0 < length <= _MAX_MESSAGE:
+        raise ProtocolError(f"a greeting of {length} bytes is not one of jaxd's.")
+    data = _receive(sock, length)
+    transcript.add(data)
+    try:
+        message = json.loads(data)
+    except ValueError as error:
+        raise ProtocolError("the peer's greeting is not JSON.") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("the peer's greeting is not an object.")
+    return message
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise EOFError("the peer closed the connection during the handshake")
+        data += part
+    return data
+
+
+def greet_server(
+    sock: socket.socket, versions: Mapping[str, str], token: str | None, session: str | None
+) -> Message:
+    """The client's side: returns the server's last message (`peer` added as a `Peer`).
+
+    Args:
+        sock: connected, with a timeout that bounds each step.
+        versions: package versions to report.
+        token: needed when the server asks for it.
+        session: the session to resume, or None for a new one.
+
+    Raises:
+        AuthenticationFailed: wrong, missing or unprovable token; user not admitted.
+        VersionMismatch: the ends cannot exchange code.
+        NoServer: the server refused for another reason, or is no jaxd server.
+        ProtocolError: it sent something that is not a greeting.
+    """
+    said = Transcript()
+    me = this_end(versions)
+    sock.sendall(MAGIC)
+    hello = {**me.to_message(), "session": session, "nonce": _fresh_nonce()}
+    send_message(sock, hello, said)
+    welcome = _checked(receive_message(sock, said))
+    server = Peer.from_message(welcome)
+    check_versions(me, server)
+    if welcome.get("auth") == "token":
+        if token is None:
+            raise AuthenticationFailed(
+                "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
+                "was started with (see `jaxd token`)."
+            )
+        send_message(sock, {"proof": said.proof(token, "client")}, said)
+        expected = said.proof(token, "server")
+        welcome = _checked(receive_message(sock, said))
+        if not _same(expected, welcome.get("proof")):
+            raise AuthenticationFailed(
+                "the server could not prove that it holds the token: it may be an impostor. "
+                "Nothing was sent. Check the address."
+            )
+    return {**welcome, "peer": server}
+
+
+def _checked(message: Message) -> Message:
+    error = message.get("error")
+    if error is None:
+        return message
+    kinds = {kind.__name__: kind for kind in (AuthenticationFailed, VersionMismatch, ProtocolError)}
+    raise kinds.get(str(error), NoServer)(str(message.get("text", "the server refused.")))
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A client that passed the handshake.
+
+    Attributes:
+        peer: what it said of itself.
+        session: the session that it wants to resume, or None.
+        principal: who it is allowed to be.
+    """
+
+    peer: Peer
+    session: str | None
+    principal: str
+
+
+def greet_client(
+    sock: socket.socket, versions: Mapping[str, str], token: str | None, principal: str
+) -> tuple[Guest, Transcript]:
+    """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
+
+    Args:
+        sock: accepted, with a timeout that bounds each step.
+        versions: package versions to report.
+        token: what the client must prove, or None where the socket itself is the proof.
+        principal: who the client is when no token is asked for.
+
+    Raises:
+        AuthenticationFailed, VersionMismatch, ProtocolError, EOFError: the client was told why,
+            where that is safe, and is to be dropped.
+    """
+    said = Transcript()
+    hello = receive_message(sock, said)
+    client = Peer.from_message(hello)
+    me = this_end(versions)
+    try:
+        check_versions(client, me)
+    except VersionMismatch as error:
+        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
+        raise
+    session = hello.get("session")
+    guest = Guest(client, session if isinstance(session, str) else None, principal)
+    if token is None:
+        return guest, said
+    welcome = {**me.to_message(), "auth": "token", "nonce": _fresh_nonce()}
+    send_message(sock, welcome, said)
+    expected = said.proof(token, "client")
+    answer = receive_message(sock, said)
+    if not _same(expected, answer.get("proof")):
+        text = "wrong token. Use the one that the server was started with (see `jaxd token`)."
+        send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
+        raise AuthenticationFailed(text)
+    digest = hashlib.sha256(token.encode()).hexdigest()[:12]
+    return Guest(client, guest.session, f"token:{digest}"), said
+
+
+def finish_greeting(
+    sock: socket.socket,
+    versions: Mapping[str, str],
+    token: str | None,
+    said: Transcript,
+    welcome: Message,
+) -> None:
+    """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
+    proof = {} if token is None else {"proof": said.proof(token, "server")}
+    send_message(sock, {**this_end(versions).to_message(), **proof, **welcome}, said)
+
+
+def refuse(sock: socket.socket, kind: type[Exception], text: str) -> None:
+    """Tells a client, in place of a welcome, why it is dropped."""
+    send_message(sock, {"error": kind.__name__, "text": text}, Transcript())

@@ -1,0 +1,127 @@
+"""Where the local server of one user and one environment keeps its files.
+
+The auto-started server belongs to one environment: its directory is named by a digest of
+`sys.prefix`, Python's cache tag and jax's RECORD, so that another virtual environment, another
+Python or an upgraded jax finds another server (or starts one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+from dataclasses import dataclass
+
+from jaxd_protocol.errors import ConfigurationError
+
+__all__ = ["LocalServerFiles", "environment_digest", "private_directory", "runtime_dir"]
+
+
+def runtime_dir() -> str:
+    """The directory for this user's sockets: `$XDG_RUNTIME_DIR/jaxd`, else `/tmp/jaxd-<uid>`.
+
+    Not created here; see `private_directory`.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isdir(base):
+        return os.path.join(base, "jaxd")
+    return f"/tmp/jaxd-{_uid()}"  # noqa: S108  made 0700 and checked by private_directory
+
+
+def _uid() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def environment_digest() -> str:
+    """Twelve hex digits that name this Python environment.
+
+    jax's RECORD is found by name in `sys.path`: `importlib.metadata` would cost more than the
+    rest of a client's start.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    digest.update(os.path.realpath(sys.prefix).encode())
+    digest.update((sys.implementation.cache_tag or "").encode())
+    for record in _jax_records():
+        digest.update(record)
+    return digest.hexdigest()
+
+
+def _jax_records() -> list[bytes]:
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        found = sorted(n for n in names if n.startswith("jax-") and n.endswith(".dist-info"))
+        if found:
+            return [_read_record(os.path.join(folder, name)) for name in found]
+    return []
+
+
+def _read_record(dist_info: str) -> bytes:
+    try:
+        with open(os.path.join(dist_info, "RECORD"), "rb") as file:
+            return file.read()
+    except OSError:
+        return os.path.basename(dist_info).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServerFiles:
+    """The files of one local server, all in one private directory.
+
+    Attributes:
+        directory: absolute path, mode 0700 once made.
+    """
+
+    directory: str
+
+    @classmethod
+    def of_this_environment(cls) -> LocalServerFiles:
+        """The files of the server that belongs to the running Python environment."""
+        return cls(os.path.join(runtime_dir(), environment_digest()))
+
+    @property
+    def socket(self) -> str:
+        """The Unix socket that clients connect to."""
+        return os.path.join(self.directory, "server.sock")
+
+    @property
+    def control(self) -> str:
+        """The host's control socket, which answers also while the worker is busy."""
+        return self.socket + ".control"
+
+    @property
+    def log(self) -> str:
+        """The log of a server started in the background."""
+        return os.path.join(self.directory, "server.log")
+
+    @property
+    def lock(self) -> str:
+        """Held while a server is being started, so that only one process starts it."""
+        return os.path.join(self.directory, "start.lock")
+
+
+def private_directory(path: str) -> str:
+    """Makes `path` (and its parent) with mode 0700 and proves that it is ours alone.
+
+    Raises:
+        ConfigurationError: when it belongs to another user or others may enter it: an
+            unauthenticated connection is code execution, so the directory is the lock.
+    """
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.lstat(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the directory {path}: {error.strerror}. Free some room or set "
+            "XDG_RUNTIME_DIR to a directory that you own."
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != _uid() or status.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{path} must be a directory of yours that nobody else can enter. "
+            f"Run: chmod 700 {path}   (or set XDG_RUNTIME_DIR to another directory)."
+        )
+    return path

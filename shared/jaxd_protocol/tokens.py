@@ -1,0 +1,99 @@
+"""The secret that both ends prove to hold before a byte is unpickled: where it is, how it is read.
+
+A token file is as good as code execution on the server, so it is 0600 and is refused otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from jaxd_protocol.errors import ConfigurationError
+
+__all__ = ["config_dir", "default_token_file", "read_token_file", "write_token_file"]
+
+_MAX_TOKEN_BYTES = 4096
+
+
+def config_dir() -> str:
+    """The directory of the user's settings: `$XDG_CONFIG_HOME/jaxd`, else `~/.config/jaxd`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "jaxd")
+
+
+def default_token_file() -> str:
+    """Where `jaxd token` writes, and where both ends look when nothing else is said."""
+    return os.path.join(config_dir(), "token")
+
+
+def read_token_file(path: str) -> str:
+    """The token in `path`, without the white space around it.
+
+    Raises:
+        ConfigurationError: when the file cannot be read, holds no token, or others may read it.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            token = file.read(_MAX_TOKEN_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the token file {path}: {error.strerror}. "
+            f"Make one with: jaxd token --file {path}"
+        ) from error
+    if os.name == "posix" and mode & 0o077:  # elsewhere the mode says nothing
+        raise ConfigurationError(
+            f"others can read the token file {path} (mode {mode:04o}), so it is no secret. "
+            f"Run: chmod 600 {path}   (and make a new one with --force if it was ever shared)."
+        )
+    if not token or len(token) > _MAX_TOKEN_BYTES or not token.isprintable():
+        raise ConfigurationError(
+            f"the token file {path} does not hold one line with a token. "
+            f"Make one with: jaxd token --force --file {path}"
+        )
+    return token
+
+
+def write_token_file(path: str, *, replace: bool = False) -> str:
+    """Makes a new token of 32 random bytes, url-safe, in a 0600 file, and returns it.
+
+    A directory that is missing is made, with mode 0700. A file that is replaced is so at once:
+    whoever reads it meanwhile finds the old token or the new one.
+
+    Raises:
+        ConfigurationError: when `path` exists and `replace` is false, or cannot be written.
+    """
+    import secrets  # only the maker of a token needs it
+
+    token = secrets.token_urlsafe(32)
+    directory = os.path.dirname(os.path.abspath(path))
+    try:
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o700)
+        if replace:
+            draft = f"{path}.{os.getpid()}"
+            _write_private(draft, token + "\n")
+            os.replace(draft, path)
+        elif os.path.lexists(path):
+            raise ConfigurationError(
+                f"{path} exists already, and other programs may hold its token. "
+                "Use it as it is, or replace it with --force."
+            )
+        else:
+            _write_private(path, token + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write the token file {path}: {error.strerror}. Choose another with --file."
+        ) from error
+    return token
+
+
+def _write_private(path: str, text: str) -> None:
+    """Writes a file that was not there; leaves none behind when the disk is full."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        os.unlink(path)
+        raise

@@ -1,0 +1,23 @@
+"""Trees of arrays as flat data: no code is needed to write them and none is run to read them."""
+
+from __future__ import annotations
+
+from jaxd_protocol.trees.encoder import TreeEncoder
+from jaxd_protocol.trees.layout import Layout, parse_skeleton
+from jaxd_protocol.trees.leaves import INLINE_BYTES, Leaf, Place, read_scalar
+from jaxd_protocol.trees.literals import dump_literal, is_literal, load_literal
+from jaxd_protocol.trees.numpy_leaves import numpy_leaf
+
+__all__ = [
+    "INLINE_BYTES",
+    "Layout",
+    "Leaf",
+    "Place",
+    "TreeEncoder",
+    "dump_literal",
+    "is_literal",
+    "load_literal",
+    "numpy_leaf",
+    "parse_skeleton",
+    "read_scalar",
+]

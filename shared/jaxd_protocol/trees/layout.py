@@ -1,0 +1,217 @@
+"""A skeleton, understood: which leaves a tree has and how to put it together again.
+
+    N                              None
+    T L count children             tuple, list
+    D M count (key child)*         dict, OrderedDict; keys are literals
+    U class fields children        a named tuple; class and fields are literals
+    O class state                  an object: its class by name, its attributes as a dict
+    S literal                      a static value
+    Q length bytes                 a pickled static value (only towards a server)
+    A K F I B C P …                leaves, see `leaves`
+
+Reading a skeleton runs no code that it names: classes are looked up by the caller's function.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.trees.leaves import Leaf, Place, load_spec, places
+from jaxd_protocol.trees.literals import load_literal
+
+__all__ = ["COUNT", "Layout", "Reader", "parse_skeleton"]
+
+COUNT: Final = struct.Struct("!I")
+
+Build = Callable[[Iterator[Any]], Any]
+FindClass = Callable[[str, str, "tuple[str, ...] | None"], type]
+Unpickle = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What one skeleton says.
+
+    Attributes:
+        leaves: in the order in which the tree is walked.
+        places: where each leaf's bytes lie.
+        blob_bytes: size of the blob.
+        buffers: number of buffers beside the message.
+    """
+
+    leaves: tuple[Leaf, ...]
+    places: tuple[Place, ...]
+    blob_bytes: int
+    buffers: int
+    _build: Build
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """The tree with these values in place of its leaves."""
+        return self._build(iter(leaves))
+
+    def check(self, blob: bytes, buffers: Sequence[memoryview]) -> None:
+        """Proves that the data has the sizes that the skeleton asks for.
+
+        Raises:
+            ProtocolError: when it has not; reading it would go beyond its end.
+        """
+        if len(blob) < self.blob_bytes or len(buffers) != self.buffers:
+            raise ProtocolError("a tree's data does not fit its skeleton.")
+        if not self.buffers:
+            return
+        for leaf, place in zip(self.leaves, self.places, strict=True):
+            if place.buffer >= 0 and leaf.tag in "AK" and len(buffers[place.buffer]) != leaf.nbytes:
+                raise ProtocolError("an array's buffer does not have the array's size.")
+
+
+def parse_skeleton(
+    skeleton: bytes, find_class: FindClass, unpickle: Unpickle | None = None
+) -> Layout:
+    """Reads a skeleton.
+
+    Args:
+        skeleton: what a `TreeEncoder` wrote.
+        find_class: given module, qualified name and, for a named tuple, its fields: the class.
+        unpickle: reads pickled static values; None refuses them.
+
+    Raises:
+        ProtocolError: when it is not a skeleton.
+    """
+    reader = Reader(skeleton, find_class, unpickle)
+    try:
+        build = reader.node()
+    except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError("a tree's skeleton cannot be read.") from error
+    if reader.at != len(skeleton):
+        raise ProtocolError("a tree's skeleton has bytes behind its end.")
+    found, blob_bytes, buffers = places(reader.leaves)
+    return Layout(tuple(reader.leaves), tuple(found), blob_bytes, buffers, build)
+
+
+class Reader:
+    """Walks a skeleton once; `leaves` fills up as `node` goes."""
+
+    def __init__(self, data: bytes, find_class: FindClass, unpickle: Unpickle | None) -> None:
+        self.data = data
+        self.at = 0
+        self.leaves: list[Leaf] = []
+        self._find_class = find_class
+        self._unpickle = unpickle
+
+    def node(self) -> Build:
+        """The function that rebuilds the node beginning here."""
+        tag = chr(self.data[self.at])
+        self.at += 1
+        read = _NODES.get(tag)
+        if read is None:
+            raise ProtocolError(f"a tree's skeleton has an unknown tag {tag!r}.")
+        return read(self, tag)
+
+    def literal(self) -> Any:
+        """The plain value that stands here."""
+        value, self.at = load_literal(self.data, self.at)
+        return value
+
+    def count(self) -> int:
+        """The number that stands here, which is less than what is left to read."""
+        (count,) = COUNT.unpack_from(self.data, self.at)
+        self.at += COUNT.size
+        if count > len(self.data) - self.at:
+            raise ProtocolError("a tree's skeleton announces more than it holds.")
+        return int(count)
+
+    def _class(self) -> tuple[str, str]:
+        module, name = self.literal()
+        return module, name
+
+    def _none(self, tag: str) -> Build:
+        return lambda leaves: None
+
+    def _sequence(self, tag: str) -> Build:
+        children = [self.node() for _ in range(self.count())]
+        if tag == "L":
+            return lambda leaves: [child(leaves) for child in children]
+        return lambda leaves: tuple([child(leaves) for child in children])
+
+    def _mapping(self, tag: str) -> Build:
+        pairs = [(self.literal(), self.node()) for _ in range(self.count())]
+        if tag == "D":
+            return lambda leaves: {key: child(leaves) for key, child in pairs}
+        return lambda leaves: OrderedDict([(key, child(leaves)) for key, child in pairs])
+
+    def _named_tuple(self, tag: str) -> Build:
+        module, name = self._class()
+        fields = self.literal()
+        cls: Any = self._find_class(module, name, fields)
+        children = [self.node() for _ in fields]
+        return lambda leaves: cls._make([child(leaves) for child in children])
+
+    def _object(self, tag: str) -> Build:
+        module, name = self._class()
+        cls = self._find_class(module, name, None)
+        state = self.node()
+        return lambda leaves: _restore(cls, state(leaves))
+
+    def _static(self, tag: str) -> Build:
+        value = self.literal()
+        return lambda leaves: value
+
+    def _pickled_static(self, tag: str) -> Build:
+        end = self.at + COUNT.size + self.count()
+        data, self.at = self.data[self.at : end], end
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        value = self._unpickle(data)
+        return lambda leaves: value
+
+    def _scalar(self, tag: str) -> Build:
+        return self._leaf(Leaf(tag))
+
+    def _array(self, tag: str) -> Build:
+        impl = self.literal() if tag == "K" else ""
+        dtype, shape, weak, self.at = load_spec(self.data, self.at)
+        return self._leaf(Leaf(tag, dtype, shape, weak, impl))
+
+    def _pickled(self, tag: str) -> Build:
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        (buffers,) = COUNT.unpack_from(self.data, self.at)
+        self.at += COUNT.size
+        return self._leaf(Leaf(tag, buffers=buffers))
+
+    def _leaf(self, leaf: Leaf) -> Build:
+        self.leaves.append(leaf)
+        return next
+
+
+def _restore(cls: Any, state: dict[str, Any]) -> Any:
+    """An instance with these attributes, made as `pickle` makes one: without `__init__`."""
+    instance = cls.__new__(cls)
+    for name, value in state.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+_NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
+    "N": Reader._none,
+    "T": Reader._sequence,
+    "L": Reader._sequence,
+    "D": Reader._mapping,
+    "M": Reader._mapping,
+    "U": Reader._named_tuple,
+    "O": Reader._object,
+    "S": Reader._static,
+    "Q": Reader._pickled_static,
+    "A": Reader._array,
+    "K": Reader._array,
+    "F": Reader._scalar,
+    "I": Reader._scalar,
+    "B": Reader._scalar,
+    "C": Reader._scalar,
+    "P": Reader._pickled,
+}

@@ -1,0 +1,182 @@
+"""The leaves of a tree: what stands in the skeleton for each, and where its bytes lie.
+
+A leaf's place follows from the skeleton alone. Numbers and small arrays lie one behind the other
+in the *blob*, which travels in the message; an array above `INLINE_BYTES` is a *buffer* of its
+own beside the message.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from jaxd_protocol.errors import ArgumentError, ProtocolError
+
+__all__ = [
+    "INLINE_BYTES",
+    "Leaf",
+    "Place",
+    "array_spec",
+    "dtype_of",
+    "itemsize_of",
+    "places",
+    "read_scalar",
+]
+
+INLINE_BYTES: Final = 4096
+"""Arrays up to this size travel inside the message: a buffer of their own would cost more."""
+
+SCALARS: Final = {b"F": struct.Struct("<d"), b"I": struct.Struct("<q"), b"B": struct.Struct("<?"),
+                  b"C": struct.Struct("<dd")}  # fmt: skip
+_SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALARS.items()}
+_ROW: Final = 16  # blob items begin at multiples of this: enough for every dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf as the skeleton describes it.
+
+    Attributes:
+        tag: `A` array, `K` PRNG key array, `F I B C` Python float, int, bool, complex,
+            `P` pickled object (only towards a server).
+        dtype: name of the dtype, for `A`; of the key's data, for `K`.
+        shape: dimensions, for `A` and `K` (of the key's data).
+        weak: whether jax calls the array weakly typed.
+        impl: the PRNG implementation of `K`.
+        buffers: number of buffers that `P` takes beside its own.
+    """
+
+    tag: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    weak: bool = False
+    impl: str = ""
+    buffers: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's data, in C order."""
+        return math.prod(self.shape) * itemsize_of(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a leaf's bytes lie: at `offset` of the blob, or in buffer number `buffer`."""
+
+    offset: int = -1
+    buffer: int = -1
+
+
+def aligned(offset: int) -> int:
+    """The next place in the blob where an item may begin."""
+    return (offset + _ROW - 1) // _ROW * _ROW
+
+
+def places(leaves: Sequence[Leaf]) -> tuple[list[Place], int, int]:
+    """The place of each leaf, the size of the blob and the number of buffers."""
+    found: list[Place] = []
+    end = buffer = 0
+    for leaf in leaves:
+        if leaf.tag == "P":
+            found.append(Place(buffer=buffer))
+            buffer += 1 + leaf.buffers
+            continue
+        size = leaf.nbytes if leaf.tag in "AK" else SCALARS[leaf.tag.encode()].size
+        if size > INLINE_BYTES:
+            found.append(Place(buffer=buffer))
+            buffer += 1
+        else:
+            found.append(Place(offset=aligned(end)))
+            end = aligned(end) + size
+    return found, end, buffer
+
+
+def read_scalar(tag: str, blob: bytes, offset: int) -> float | int | bool | complex:
+    """The Python number that lies at `offset` of the blob."""
+    values = SCALARS[tag.encode()].unpack_from(blob, offset)
+    return complex(*values) if tag == "C" else values[0]
+
+
+@lru_cache(maxsize=256)
+def dtype_of(name: str) -> Any:
+    """The numpy dtype of that name, those of `ml_dtypes` included.
+
+    Raises:
+        ArgumentError: when it needs `ml_dtypes`, which is not installed.
+        ProtocolError: when there is no such dtype.
+    """
+    import numpy
+
+    try:
+        dtype = numpy.dtype(name)
+    except TypeError:
+        dtype = _extended_dtype(name)
+    if dtype.hasobject or dtype.name != name:
+        raise ProtocolError(f"{name!r} is not the name of a dtype of plain numbers.")
+    return dtype
+
+
+def _extended_dtype(name: str) -> Any:
+    import numpy
+
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ArgumentError(
+            f"an array of dtype {name} needs the package ml_dtypes in this process: "
+            "pip install ml_dtypes, or convert it inside the function with .astype('float32')."
+        ) from error
+    scalar = getattr(ml_dtypes, name, None)
+    if not isinstance(scalar, type):
+        raise ProtocolError(f"{name!r} is not the name of a dtype.")
+    return numpy.dtype(scalar)
+
+
+_SIZES: Final = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2,
+                 "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8,
+                 "float64": 8, "complex64": 8, "complex128": 16}  # fmt: skip
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes per element. The usual dtypes need no numpy, which a light client may not have."""
+    size = _SIZES.get(dtype)
+    return size if size is not None else int(dtype_of(dtype).itemsize)
+
+
+@lru_cache(maxsize=4096)
+def array_spec(dtype: Any, shape: tuple[int, ...], weak: bool = False) -> tuple[bytes, int]:
+    """Skeleton bytes and data size of an array with that numpy dtype and shape.
+
+    Raises:
+        ArgumentError: when jax has no such dtype.
+    """
+    extended = sys.modules.get("ml_dtypes")
+    is_extended = extended is not None and hasattr(extended, dtype.name)
+    if dtype.kind not in "biufc" and not is_extended:
+        raise ArgumentError(
+            f"an array of dtype {dtype} cannot go to jax. Convert it to numbers first, or "
+            "declare the argument in static_argnames if it is not data."
+        )
+    return spec_bytes("A", dtype.name, shape, weak), math.prod(shape) * dtype.itemsize
+
+
+def spec_bytes(tag: str, dtype: str, shape: tuple[int, ...], weak: bool = False) -> bytes:
+    """The skeleton bytes of an array leaf: tag, weak bit, dtype name, rank, dimensions."""
+    name = dtype.encode()
+    head = struct.pack("!cBBH", tag.encode(), weak, len(name), len(shape))
+    return head + name + struct.pack(f"!{len(shape)}Q", *shape)
+
+
+def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, int]:
+    """Reads what `spec_bytes` wrote, behind the tag: dtype, shape, weak bit, end."""
+    weak, name_length, rank = struct.unpack_from("!BBH", data, at)
+    at += 4
+    name = data[at : at + name_length].decode("ascii")
+    at += name_length
+    shape = struct.unpack_from(f"!{rank}Q", data, at)
+    return name, shape, bool(weak), at + 8 * rank

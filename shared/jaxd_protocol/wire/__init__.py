@@ -1,0 +1,18 @@
+"""rpyc's frames over one socket, with bulk data beside the message instead of inside it."""
+
+from __future__ import annotations
+
+from jaxd_protocol.wire.channel import BulkChannel
+from jaxd_protocol.wire.connection import BulkConnection, Value
+from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
+from jaxd_protocol.wire.stream import BulkStream, tune_socket
+
+__all__ = [
+    "DEFAULT_MAX_FRAME_BYTES",
+    "BulkChannel",
+    "BulkConnection",
+    "BulkStream",
+    "Frame",
+    "Value",
+    "tune_socket",
+]

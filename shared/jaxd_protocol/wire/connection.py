@@ -1,0 +1,261 @@
+"""An rpyc connection between our own two ends: everything by value, nothing by reference.
+
+Each message is a genuine rpyc request or reply. The one object that can be named is the peer's
+root, and both ends know its name beforehand (`ROOT`), so that no netref is ever made: in rpyc a
+netref costs a round trip for each attribute, and copying one runs code that the peer chose.
+
+One of the doors to rpyc; relies on `Connection._local_root`, `_cleanup`, `_closed`, `_send`,
+`_box`, `_unbox` and on the message layout of `Connection._send` and `_async_request`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from rpyc.core import brine, consts
+from rpyc.core.protocol import Connection
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.wire.channel import BulkChannel
+from jaxd_protocol.wire.frames import Frame
+
+__all__ = ["BulkConnection", "Value", "encode_reply", "encode_request"]
+
+Value = Any
+"""What brine carries: None, bool, int, float, complex, str, bytes, slice, and tuples of these."""
+
+ROOT: Final = ("jaxd.root", 0, 0)
+
+PLAIN_CONFIG: Final[Mapping[str, object]] = {
+    "allow_safe_attrs": False,
+    "allow_exposed_attrs": True,
+    "allow_public_attrs": False,
+    "allow_all_attrs": False,
+    "allow_setattr": False,
+    "allow_delattr": False,
+    "allow_pickle": False,
+    "import_custom_exceptions": False,
+    "instantiate_custom_exceptions": False,
+    "instantiate_oldstyle_exceptions": False,
+    "sync_request_timeout": None,
+    "close_catchall": True,
+}
+"""rpyc's switches that let a peer reach further than the exposed methods, all off."""
+
+
+def _box_constant(value: Value) -> bytes:
+    return bytes(brine.dump(value))
+
+
+_REQUEST_HEAD: Final = brine.I1.pack(consts.MSG_REQUEST) + brine.TAG_TUP2
+_REPLY_HEAD: Final = brine.I1.pack(consts.MSG_REPLY) + brine.TAG_TUP2
+_REPLY_TAIL: Final = brine.TAG_TUP2 + _box_constant(consts.LABEL_VALUE)
+_PREFIXES: dict[str, bytes] = {}
+
+
+def _request_prefix(verb: str) -> bytes:
+    """What stands between a request's number and its arguments: call `verb` of the root."""
+    prefix = _PREFIXES.get(verb)
+    if prefix is None:
+        prefix = _PREFIXES[verb] = b"".join(
+            (
+                brine.TAG_TUP2,
+                _box_constant(consts.HANDLE_CALLATTR),
+                brine.TAG_TUP2,
+                _box_constant(consts.LABEL_TUPLE),
+                brine.TAG_TUP3,
+                _box_constant((consts.LABEL_LOCAL_REF, ROOT)),
+                _box_constant((consts.LABEL_VALUE, verb)),
+                brine.TAG_TUP2,
+                _box_constant(consts.LABEL_VALUE),
+            )
+        )
+    return prefix
+
+
+_CALL_PREFIX: Final = _request_prefix("call")
+_LONG_INT: Final = brine.TAG_INT_L1[0]
+
+
+def encode_request(seq: int, verb: str, args: tuple[Value, ...]) -> bytes:
+    """The rpyc request with number `seq` that calls `verb` of the peer's root."""
+    parts = [_REQUEST_HEAD, brine.dump(seq), _request_prefix(verb)]
+    brine._dump(args, parts)
+    return b"".join(parts)
+
+
+def encode_reply(seq: int, value: Value) -> bytes:
+    """The rpyc reply to request `seq`."""
+    parts = [_REPLY_HEAD, brine.dump(seq), _REPLY_TAIL]
+    brine._dump(value, parts)
+    return b"".join(parts)
+
+
+class BulkConnection(Connection):  # type: ignore[misc]
+    """Base of both ends. Subclasses say what a request and a reply mean.
+
+    Args:
+        root: the rpyc service of this end.
+        channel: a channel over an authenticated socket.
+    """
+
+    def __init__(self, root: object, channel: BulkChannel, config: Mapping[str, Any]) -> None:
+        super().__init__(root, channel, {**PLAIN_CONFIG, **config})
+        self.numbers = itertools.count(1)
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """The peer calls `verb` of our root; `frame.buffers` hold its bulk data."""
+        raise NotImplementedError
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """The peer answers our request `seq`."""
+        raise NotImplementedError
+
+    def send_request(
+        self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview] = ()
+    ) -> None:
+        """Calls `verb` of the peer's root; the answer comes to `on_reply`.
+
+        Raises:
+            EOFError: when the connection broke.
+            LimitExceeded: when the message is too large.
+        """
+        self._channel.send(encode_request(seq, verb, args), buffers)
+
+    def send_reply(self, seq: int, value: Value, buffers: Sequence[memoryview] = ()) -> None:
+        """Answers the peer's request `seq`; raises as `send_request` does."""
+        self._channel.send(encode_reply(seq, value), buffers)
+
+    def dispatch(self, frame: Frame) -> None:
+        """Hands one message to `on_request` or `on_reply`.
+
+        Raises:
+            ProtocolError: when it is not a message of our own two ends.
+        """
+        usual = _usual_message(frame)
+        if usual is not None:
+            verb, seq, value = usual
+            if verb is None:
+                return self.on_reply(seq, value, False, frame)
+            return self.on_request(seq, verb, value, frame)
+        kind, seq, body = _parse(frame)
+        if kind == consts.MSG_REQUEST:
+            handler, packed = body
+            return self._dispatch_handler(seq, handler, packed, frame)
+        if kind == consts.MSG_REPLY:
+            return self.on_reply(seq, self._unbox(body), False, frame)
+        return self.on_reply(seq, self._unbox_exc(body), True, frame)
+
+    def _dispatch_handler(self, seq: int, handler: int, packed: Value, frame: Frame) -> None:
+        if handler == consts.HANDLE_CALLATTR:
+            verb, args = _root_call(packed)
+            return self.on_request(seq, verb, args, frame)
+        if handler == consts.HANDLE_PING:
+            return self.send_reply(seq, self._unbox(packed)[0])
+        if handler == consts.HANDLE_CLOSE:
+            raise EOFError("the peer closed the connection")
+        raise ProtocolError(f"rpyc request {handler} is not part of jaxd's protocol.")
+
+    def shut(self) -> None:
+        """Ends the connection at once, waking whoever reads or writes. May be called twice."""
+        self._closed = True
+        self._channel.close()
+
+    def abandon(self) -> None:
+        """Forgets the socket in the child of a fork; the parent's connection stays whole."""
+        self._closed = True
+        self._channel.stream.abandon()
+
+    # What rpyc would do by reference, refused ------------------------------------------------
+
+    def _box(self, obj: object) -> tuple[int, Value]:
+        if brine.dumpable(obj):
+            return consts.LABEL_VALUE, obj
+        raise TypeError(f"{type(obj).__name__} does not travel by value, and jaxd sends no netrefs")
+
+    def _unbox(self, package: tuple[int, Value]) -> Value:
+        label, value = package
+        if label == consts.LABEL_VALUE:
+            return value
+        if label == consts.LABEL_TUPLE:
+            return tuple(self._unbox(item) for item in value)
+        raise ValueError("references do not travel between jaxd's ends")
+
+    def _netref_factory(self, id_pack: object) -> NoReturn:
+        raise ValueError("netrefs do not exist between jaxd's ends")
+
+    def close(self) -> None:
+        """Ends the connection; rpyc's own version would wait for an answer first."""
+        if not self._closed:
+            self.shut()
+
+    def __del__(self) -> None:
+        """Nothing: the owner closes, and after a fork the child must not."""
+
+
+def _usual_message(frame: Frame) -> tuple[str | None, int, Value] | None:
+    """The parts of a `call` or of a plain reply, told by their constant bytes; None for others.
+
+    These two are nearly all messages, and reading them item by item, as `_parse` does, takes
+    three times as long.
+    """
+    try:
+        if frame.startswith(_REPLY_HEAD):
+            prefix, verb = _REPLY_TAIL, None
+        elif frame.startswith(_REQUEST_HEAD):
+            prefix, verb = _CALL_PREFIX, "call"
+        else:
+            return None
+        at = len(_REPLY_HEAD)
+        tag = frame[at]
+        if tag == _LONG_INT:
+            end = at + 2 + frame[at + 1]
+            seq = int(frame[at + 2 : end])
+        else:
+            end = at + 1
+            seq = brine.IMM_INTS_LOADER[frame[at:end]]
+        if frame.startswith(prefix, end):
+            return verb, seq, brine.load(frame[end + len(prefix) :])
+    except (TypeError, ValueError, IndexError, KeyError, struct.error, RecursionError):
+        pass
+    return None
+
+
+def _parse(frame: Frame) -> tuple[int, int, Value]:
+    """Kind, number and body of a message.
+
+    Raises:
+        ProtocolError: when the bytes are not brine, or not a message.
+    """
+    stream = io.BytesIO(frame)
+    try:
+        kind = stream.read(1)[0]
+        seq, body = brine._load(stream)
+        if type(seq) is int and kind in (
+            consts.MSG_REQUEST,
+            consts.MSG_REPLY,
+            consts.MSG_EXCEPTION,
+        ):
+            return kind, seq, (body if kind != consts.MSG_REQUEST else (body[0], body[1]))
+    except (TypeError, ValueError, IndexError, struct.error, RecursionError):
+        pass
+    raise ProtocolError("a message cannot be read: the peer does not speak jaxd.")
+
+
+def _root_call(packed: Value) -> tuple[str, tuple[Value, ...]]:
+    """Verb and arguments of a boxed call of the root.
+
+    Raises:
+        ProtocolError: when anything else is called.
+    """
+    try:
+        label, ((_, root), (_, verb), (args_label, args)) = packed
+        if label == consts.LABEL_TUPLE and root == ROOT and args_label == consts.LABEL_VALUE:
+            return verb, args
+    except (TypeError, ValueError):
+        pass
+    raise ProtocolError("only methods of the root can be called, and only with plain values.")

@@ -1,0 +1,75 @@
+r"""The frame: rpyc's own, with raw buffers beside the body when flag 2 is set.
+
+    !L length | !B flags | body (brine) | "\n"
+        [ !L count | count x !Q size | bytes of each buffer ]
+
+A stock rpyc peer reads and writes frames with flags 0 and 1.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from jaxd_protocol.errors import LimitExceeded, ProtocolError
+
+__all__ = [
+    "DEFAULT_MAX_FRAME_BYTES",
+    "END",
+    "FLAG_BUFFERS",
+    "FLAG_COMPRESSED",
+    "HEADER",
+    "MAX_BODY_BYTES",
+    "MAX_BUFFERS",
+    "Frame",
+    "inflate",
+    "too_large",
+]
+
+HEADER: Final = struct.Struct("!LB")
+END: Final = b"\n"
+FLAG_COMPRESSED: Final = 1
+FLAG_BUFFERS: Final = 2
+
+DEFAULT_MAX_FRAME_BYTES: Final = 8 << 30
+"""Largest message, body and buffers together, that is sent or accepted: 8 GiB."""
+
+MAX_BODY_BYTES: Final = 1 << 30
+"""Largest body: trees, code and small arrays travel in it, large arrays beside it."""
+
+MAX_BUFFERS: Final = 1 << 16
+MAX_INFLATED_BYTES: Final = 1 << 28
+"""A compressed frame of a stock rpyc peer may inflate to 256 MiB, no further."""
+
+
+class Frame(bytes):
+    """The body of one message, with the buffers that came beside it."""
+
+    buffers: Sequence[memoryview] = ()
+
+
+def too_large(size: int, limit: int) -> str:
+    """The text for a message of `size` bytes that is over `limit`."""
+    return (
+        f"a message of {size:,} bytes is over the limit of {limit:,} bytes. "
+        "Send less at once, or start the server with a larger --max-frame-bytes."
+    )
+
+
+def inflate(frame: Frame) -> Frame:
+    """Decompresses the frame of a stock rpyc peer, but never beyond `MAX_INFLATED_BYTES`.
+
+    Raises:
+        ProtocolError: when the bytes are not a zlib stream.
+        LimitExceeded: when they would inflate further.
+    """
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(frame, MAX_INFLATED_BYTES)
+    except zlib.error as error:
+        raise ProtocolError(f"a compressed frame cannot be read: {error}.") from error
+    if inflater.unconsumed_tail:
+        raise LimitExceeded(f"a compressed frame inflates beyond {MAX_INFLATED_BYTES:,} bytes.")
+    return Frame(data)

@@ -1,0 +1,225 @@
+"""Bytes to frames, restartable: a thread may be interrupted anywhere and another goes on.
+
+Two rules make that true. Every byte count is appended to a list by the same C call that received
+the bytes (`BulkStream.receive_into`). And the whole state is one tuple, `FrameReader._at`, that
+each step replaces by a single assignment; until then the step can be done again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from jaxd_protocol.buffers import allocate
+from jaxd_protocol.errors import LimitExceeded, ProtocolError
+from jaxd_protocol.wire.frames import (
+    FLAG_BUFFERS,
+    FLAG_COMPRESSED,
+    HEADER,
+    MAX_BODY_BYTES,
+    MAX_BUFFERS,
+    Frame,
+    inflate,
+    too_large,
+)
+
+__all__ = ["FrameReader"]
+
+_READ_AHEAD: Final = 1 << 16
+_KNOWN_FLAGS: Final = FLAG_BUFFERS | FLAG_COMPRESSED
+
+ReceiveInto = Callable[[memoryview, list[int]], None]
+
+
+class _Ahead:
+    """Bytes that were received before they were asked for: the first `sum(counts)` of `view`."""
+
+    __slots__ = ("counts", "data", "view")
+
+    def __init__(self, data: bytearray, filled: int = 0) -> None:
+        self.data = data
+        self.view = memoryview(data)
+        self.counts = [filled]
+
+
+class _Filling:
+    """Buffers that are still arriving; `counts[i]` are the parts received for `views[i]`."""
+
+    __slots__ = ("counts", "views")
+
+    def __init__(self, views: Sequence[memoryview], first: memoryview) -> None:
+        """Starts with the bytes of `first`, which were read ahead."""
+        self.views = views
+        self.counts: list[list[int]] = []
+        for view in views:
+            count = min(len(view), len(first))
+            view[:count] = first[:count]
+            first = first[count:]
+            self.counts.append([count])
+
+    def receive(self, receive_into: ReceiveInto) -> None:
+        for view, counts in zip(self.views, self.counts, strict=True):
+            while (done := sum(counts)) < len(view):
+                receive_into(view[done:], counts)
+
+
+class _Body(_Filling):
+    """A body too large to be read ahead."""
+
+    __slots__ = ("flags",)
+    flags: int
+
+
+class _Bulk(_Filling):
+    """The buffers beside a body."""
+
+    __slots__ = ("frame",)
+    frame: Frame
+
+
+class FrameReader:
+    """Frames out of a byte stream. One thread at a time may use it.
+
+    Args:
+        receive_into: receives once into a view and appends the count to a list; raises
+            `EOFError` at the end of the stream.
+        max_frame_bytes: larger messages are refused before memory is taken.
+        admit: called with the size of a message before memory is taken for its buffers; it may
+            block (back-pressure).
+    """
+
+    def __init__(
+        self,
+        receive_into: ReceiveInto,
+        max_frame_bytes: int,
+        admit: Callable[[int], None] | None = None,
+    ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.bytes_received = 0
+        self._receive_into = receive_into
+        self._admit = admit
+        # read-ahead, first unconsumed byte in it, and what is being received or is ready
+        self._at: tuple[_Ahead, int, Frame | _Body | _Bulk | None] = (
+            _Ahead(bytearray(_READ_AHEAD)),
+            0,
+            None,
+        )
+
+    def peek(self) -> Frame:
+        """The next message, waiting for it; the same one again until `advance` is called.
+
+        Raises:
+            EOFError: when the stream ended.
+            LimitExceeded: when the peer announces more than `max_frame_bytes`.
+            ProtocolError: when the bytes are not frames.
+        """
+        while True:
+            phase = self._at[2]
+            if type(phase) is Frame:
+                return phase
+            if phase is None:
+                self._parse_frame()
+            elif type(phase) is _Body:
+                self._receive_body(phase)
+            else:
+                self._receive_buffers(phase)  # type: ignore[arg-type]
+
+    def advance(self) -> None:
+        """Consumes the message that `peek` returned."""
+        ahead, start, phase = self._at
+        if type(phase) is Frame:
+            self.bytes_received += len(phase) + sum(map(len, phase.buffers))
+            self._at = (ahead, start, None)
+
+    def has_input(self) -> bool:
+        """Whether a message, or bytes of one, have been received and not consumed."""
+        ahead, start, phase = self._at
+        return phase is not None or start < sum(ahead.counts)
+
+    def _parse_frame(self) -> None:
+        """One step from bytes towards a frame: fill, take a small one, or open a large one."""
+        ahead, start, _ = self._at
+        have = sum(ahead.counts) - start
+        if have < HEADER.size:
+            return self._fill(HEADER.size)
+        length, flags = HEADER.unpack_from(ahead.data, start)
+        if flags & ~_KNOWN_FLAGS or flags == _KNOWN_FLAGS:
+            raise ProtocolError(f"unknown frame flags {flags}: the peer does not speak jaxd.")
+        if length > min(MAX_BODY_BYTES, self.max_frame_bytes):
+            raise LimitExceeded(too_large(length, min(MAX_BODY_BYTES, self.max_frame_bytes)))
+        needed = HEADER.size + length + 1
+        if needed > _READ_AHEAD:
+            return self._open_body(length + 1, flags)
+        if have < needed:
+            return self._fill(needed)
+        frame = Frame(ahead.view[start + HEADER.size : start + needed - 1])
+        if flags & FLAG_BUFFERS:
+            return self._open_bulk(frame, needed)
+        self._at = (ahead, start + needed, inflate(frame) if flags else frame)
+        return None
+
+    def _open_body(self, size: int, flags: int) -> None:
+        ahead, start, _ = self._at
+        first = ahead.view[start + HEADER.size : sum(ahead.counts)]
+        body = _Body([allocate(size)], first)
+        body.flags = flags
+        self._at = (ahead, start + HEADER.size + body.counts[0][0], body)
+
+    def _receive_body(self, body: _Body) -> None:
+        body.receive(self._receive_into)
+        frame = Frame(body.views[0][:-1])
+        if body.flags & FLAG_BUFFERS:
+            return self._open_bulk(frame, 0)
+        ahead, start, _ = self._at
+        self._at = (ahead, start, inflate(frame) if body.flags else frame)
+        return None
+
+    def _open_bulk(self, frame: Frame, offset: int) -> None:
+        """Reads the sizes that stand `offset` bytes behind `start`, and takes the memory."""
+        ahead, start, _ = self._at
+        have = sum(ahead.counts) - start
+        if have < offset + 4:
+            return self._fill(offset + 4)
+        (count,) = struct.unpack_from("!L", ahead.data, start + offset)
+        needed = offset + 4 + 8 * count
+        if count > MAX_BUFFERS:
+            raise LimitExceeded(f"a message has {count:,} buffers; {MAX_BUFFERS:,} is the limit.")
+        if have < needed:
+            return self._fill(needed)
+        sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
+        views = self._take_memory(sizes, len(frame))
+        bulk = _Bulk(views, ahead.view[start + needed : start + have])
+        frame.buffers, bulk.frame = views, frame
+        copied = sum(counts[0] for counts in bulk.counts)
+        self._at = (ahead, start + needed + copied, bulk)
+        return None
+
+    def _take_memory(self, sizes: Sequence[int], body_bytes: int) -> list[memoryview]:
+        total = sum(sizes) + body_bytes
+        if total > self.max_frame_bytes:
+            raise LimitExceeded(too_large(total, self.max_frame_bytes))
+        if self._admit is not None:
+            self._admit(total)
+        return [allocate(size) for size in sizes]
+
+    def _receive_buffers(self, bulk: _Bulk) -> None:
+        bulk.receive(self._receive_into)
+        ahead, start, _ = self._at
+        self._at = (ahead, start, bulk.frame)
+
+    def _fill(self, needed: int) -> None:
+        """Receives once, with room for `needed` bytes behind `start`; grows for long tables."""
+        ahead, start, phase = self._at
+        end = sum(ahead.counts)
+        if start == end:
+            ahead = _Ahead(ahead.data)
+            self._at = (ahead, 0, phase)
+            start = end = 0
+        if start + needed > len(ahead.data):
+            rest = ahead.view[start:end]
+            ahead = _Ahead(bytearray(max(_READ_AHEAD, needed)), len(rest))
+            ahead.view[: len(rest)] = rest
+            self._at = (ahead, 0, phase)
+            end = len(rest)
+        self._receive_into(ahead.view[end:], ahead.counts)

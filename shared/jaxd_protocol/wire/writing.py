@@ -1,0 +1,101 @@
+"""Frames to bytes: scatter-gather straight from the caller's memory, safe to interrupt."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from jaxd_protocol.errors import LimitExceeded
+from jaxd_protocol.wire.frames import END, FLAG_BUFFERS, HEADER, MAX_BODY_BYTES, too_large
+
+__all__ = ["FrameWriter"]
+
+_JOINED: Final = 1 << 15
+"""Bodies up to 32 kB are joined with their header; a copy is cheaper than a longer vector."""
+
+SendSome = Callable[[list[memoryview], list[int]], None]
+
+
+class FrameWriter:
+    """Writes whole frames, one at a time; any thread may use it.
+
+    Args:
+        send_some: sends a part of the views and appends the count to a list; raises `EOFError`
+            when the connection broke.
+        max_frame_bytes: larger messages are refused before anything is sent.
+    """
+
+    def __init__(self, send_some: SendSome, max_frame_bytes: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.bytes_sent = 0
+        self._send_some = send_some
+        self._lock = threading.Lock()  # held from a frame's first byte to its last
+
+    def write(self, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
+        """Sends one message; when it returns, `buffers` may be overwritten.
+
+        Raises:
+            EOFError: when the connection broke.
+            LimitExceeded: when the message is over the limit; nothing was sent then.
+        """
+        if not buffers and len(body) < _JOINED:
+            return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
+        total = len(body) + sum(map(len, buffers))
+        if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
+            raise LimitExceeded(too_large(total, min(MAX_BODY_BYTES, self.max_frame_bytes)))
+        return self._write([memoryview(part) for part in _parts(body, buffers) if len(part)])
+
+    def _write(self, views: list[memoryview]) -> None:
+        sent: list[int] = []
+        total = sum(map(len, views))
+        self._lock.acquire()
+        try:
+            self._write_from(views, sent, total)
+        except BaseException as error:
+            if isinstance(error, EOFError) or sum(sent) in (0, total):
+                self._lock.release()
+            else:
+                # interrupted inside a frame: its rest has to go out before anything else, and
+                # neither the interrupted thread nor the others should have to wait for that
+                rest = threading.Thread(
+                    target=self._finish, args=(views, sent, total), name="jaxd-rest", daemon=True
+                )
+                rest.start()
+            raise
+        self._lock.release()
+
+    def _write_from(self, views: list[memoryview], sent: list[int], total: int) -> None:
+        while (done := sum(sent)) < total:
+            self._send_some(_after(views, done), sent)
+        self.bytes_sent += total
+
+    def _finish(self, views: list[memoryview], sent: list[int], total: int) -> None:
+        try:
+            self._write_from(views, sent, total)
+        except EOFError:
+            return  # whoever reads will see the end as well
+        finally:
+            self._lock.release()
+
+
+def _parts(body: bytes, buffers: Sequence[memoryview]) -> list[bytes | memoryview]:
+    head = HEADER.pack(len(body), FLAG_BUFFERS if buffers else 0)
+    tail = END
+    if buffers:
+        sizes = map(len, buffers)
+        tail += struct.pack(f"!L{len(buffers)}Q", len(buffers), *sizes)
+    small = len(body) < _JOINED
+    return [head + body + tail, *buffers] if small else [head, body, tail, *buffers]
+
+
+def _after(views: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `views` once `done` bytes of them were sent."""
+    if not done:
+        return views
+    for index, view in enumerate(views):
+        if done < len(view):
+            return [view[done:], *views[index + 1 :]]
+        done -= len(view)
+    return []
