@@ -1,0 +1,32 @@
+"""`python -m jaxd_server`: what `jaxd serve` becomes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jaxd_protocol.errors import JaxdError
+from jaxd_server import logs
+from jaxd_server.arguments import parse_arguments
+from jaxd_server.host import WORKER_COMMAND, Host
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None, worker_command: Sequence[str] = WORKER_COMMAND) -> int:
+    """Serves as `argv` says (default: `sys.argv[1:]`); returns the exit code.
+
+    Returns:
+        0 after a drained stop, 1 when the server could not start or had to be killed.
+    """
+    try:
+        options = parse_arguments(argv)
+        logs.configure(options.log_format, "host")
+        return Host(options, worker_command).run()
+    except JaxdError as error:
+        sys.stderr.write(f"jaxd: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The command line of `jaxd serve`, read into `ServerOptions`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.tokens import default_token_file
+from jaxd_server.options import ServerOptions
+
+__all__ = ["parse_arguments"]
+
+_EXAMPLES = """\
+examples:
+  jaxd serve
+      this user, this machine: a Unix socket that nobody else can reach
+  jaxd token && jaxd serve --listen unix:///run/jaxd/server.sock --listen tcp://127.0.0.1:18861
+      also over TCP, for those who hold the token
+
+Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
+"""
+
+_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
+    """The options that `argv` asks for (default: `sys.argv[1:]`).
+
+    The token file is, in this order: `--token-file`; none when `JAXD_TOKEN` holds the token
+    itself; `JAXD_TOKEN_FILE`; the file that `jaxd token` writes, when it exists.
+
+    Raises:
+        SystemExit: with 2 after a usage message; with 0 after `--help`.
+    """
+    given = vars(_parser().parse_args(argv))
+    given["listen"] = tuple(given["listen"]) if "listen" in given else None
+    given["token_file"] = given.get("token_file") or _token_file_of_environment()
+    return ServerOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+def _token_file_of_environment() -> str | None:
+    if os.environ.get("JAXD_TOKEN"):
+        return None
+    default = default_token_file()
+    return os.environ.get("JAXD_TOKEN_FILE") or (default if os.path.exists(default) else None)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends a usage error, too, in the next thing to do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"jaxd: {message}. See: {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="jaxd serve",
+        description="Own the accelerator, keep compiled functions warm, and answer calls.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # ServerOptions holds the defaults
+        allow_abbrev=False,
+    )
+    _add_places(parser.add_argument_group("where"))
+    _add_trust(parser.add_argument_group("who may connect"))
+    _add_limits(parser.add_argument_group("how much"))
+    _add_lifetime(parser.add_argument_group("how long, and what is said"))
+    return parser
+
+
+def _add_places(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--listen",
+        action="append",
+        type=_checked(Address.parse),
+        metavar="ADDRESS",
+        help="unix:///path or tcp://host:port, may be repeated; port 0 takes a free one "
+        "(default: the local socket of this environment)",
+    )
+    group.add_argument(
+        "--control",
+        metavar="PATH",
+        help="socket of `jaxd status` and `jaxd stop` (default: beside the first address)",
+    )
+
+
+def _add_trust(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--token-file",
+        metavar="PATH",
+        help="token that clients on TCP must prove to hold, as made by `jaxd token`",
+    )
+    group.add_argument(
+        "--insecure-plaintext",
+        action="store_true",
+        help="listen beyond this machine, although everything on the wire can then be read",
+    )
+    group.add_argument(
+        "--allow-unauthenticated-loopback",
+        action="store_true",
+        help="let every user and program of this machine run code here over loopback TCP",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
+        group.add_argument(name, type=kind, metavar=metavar, help=text)
+
+    add("--max-frame-bytes", _size, "SIZE", "largest message received, such as 512M (default: 8G)")
+    add("--max-result-bytes", _size, "SIZE", "largest result sent (default: 8G)")
+    add("--budget-bytes", _size, "SIZE", "messages in memory (default: a quarter of the memory)")
+    add("--slots", _count, "N", "calls in flight on one connection (default: 32)")
+    add("--threads", _count, "N", "calls that run at the same time (default: 8)")
+    add("--builds", _count, "N", "compilations at the same time (default: half of the cores)")
+
+
+def _add_lifetime(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, text: str) -> None:
+        group.add_argument(name, type=_seconds, metavar="SECONDS", help=text)
+
+    add("--idle-timeout-s", "stop after this long without connections and calls (default: never)")
+    add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
+    add("--session-grace-s", "keep what a client left on the server this long (default: 60)")
+    group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        help="lines for people or one JSON object a line (default: text)",
+    )
+    group.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigurationError as error:
+            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+    return convert
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMGT]?)(?:iB|B)?", text.strip())
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 512M or 8GiB")
+    return int(match[1]) * _SUFFIXES[match[2]]
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds

@@ -1,0 +1,216 @@
+"""One client's connection: reads its messages, runs or hands on its calls, asks it things."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options
+from jaxd_protocol.errors import ConnectionLost, JaxdError, LimitExceeded, ProtocolError
+from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+from jaxd_server.budget import Budget, Share
+from jaxd_server.executables import Plan
+from jaxd_server.logs import log_event
+from jaxd_server.pipeline import Call, Pipeline
+from jaxd_server.readership import Readership, Sentry
+from jaxd_server.traffic import Traffic
+
+__all__ = ["ServerConnection", "Workshop"]
+
+QUICK_S: Final = 0.002
+"""A warm call that takes no longer than this is run by the thread that read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all connections of a worker share.
+
+    Attributes:
+        pipeline: answers calls.
+        runners: threads for warm calls that take a while.
+        builders: threads for calls that may have to build an executable first.
+        sentry: looks after the readers.
+        budget: bytes held by all connections.
+        traffic: counts the bytes of all connections.
+        slots: calls in flight on one connection.
+        max_frame_bytes, max_result_bytes: limits of what is received and sent.
+        report: JSON-able answers to `statistics` and `info`.
+    """
+
+    pipeline: Pipeline
+    runners: Executor
+    builders: Executor
+    sentry: Sentry
+    budget: Budget
+    traffic: Traffic
+    slots: int
+    max_frame_bytes: int
+    max_result_bytes: int
+    report: Callable[[str], dict[str, Any]]
+
+
+class ServerConnection(BulkConnection):
+    """The server's end. Its calls may run in many threads; one thread at a time reads."""
+
+    def __init__(self, root: object, stream: BulkStream, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._share = Share(workshop.budget, workshop.slots)
+        channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
+        super().__init__(root, channel, {})
+        self._questions: dict[int, Future[tuple[Value, Frame]]] = {}
+        self._ended = threading.Event()
+        self._readership = Readership(self._read_one, self._on_end)
+
+    def serve(self) -> None:
+        """Reads and answers until the connection ends; the calling thread is the first reader."""
+        self._workshop.sentry.watch(self._readership)
+        self._workshop.traffic.add(self._channel)
+        try:
+            self._readership.run()
+            self._ended.wait()  # another thread may have taken over the reading
+        finally:
+            self._workshop.sentry.unwatch(self._readership)
+            self._workshop.traffic.remove(self._channel)
+
+    def _read_one(self) -> None:
+        self.dispatch(self._channel.recv())
+
+    def _on_end(self, error: Exception) -> None:
+        if not isinstance(error, EOFError | OSError):
+            known = isinstance(error, JaxdError)
+            text = str(error) if known else "".join(traceback.format_exception(error))
+            log_event("connection_dropped", level=logging.WARNING, reason=text)
+        self.shut()
+        self._share.close()
+        lost = ConnectionLost("the client went away")
+        for question in list(self._questions.values()):
+            if not question.done():
+                question.set_exception(lost)
+        self._ended.set()
+
+    # what the client asks ---------------------------------------------------------------------
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """Starts a call, or answers a question about the server at once."""
+        if verb == "call":
+            return self._on_call(seq, args, frame)
+        self._share.settle()
+        if verb in ("statistics", "info"):
+            return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
+        raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
+
+    def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
+        key, number, skeleton, blob, timeout_s, flags = args
+        nbytes = self._share.begin()
+        source = _Asking(self, number)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        repeatable = bool(flags & MAY_REPEAT)
+        call = Call(
+            key, skeleton, blob, frame.buffers, source, deadline, repeatable, number, source.emit
+        )
+        plan = self._workshop.pipeline.plan(key, skeleton)
+        executable = plan.executable if plan else None
+        if executable is None:
+            self._workshop.builders.submit(self._answer, seq, call, plan, nbytes)
+        elif executable.run_s is not None and executable.run_s <= QUICK_S:
+            turn = self._readership.begin_inline()
+            self._workshop.sentry.rouse()
+            self._answer(seq, call, plan, nbytes)
+            self._readership.end_inline(turn)
+        else:
+            self._workshop.runners.submit(self._answer, seq, call, plan, nbytes)
+
+    def _answer(self, seq: int, call: Call, plan: Plan | None, nbytes: int) -> None:
+        try:
+            value, buffers = self._workshop.pipeline.answer(call, plan)
+            size = sum(map(len, buffers))
+            if size > self._workshop.max_result_bytes:
+                value, buffers = self._over_limit(size), ()
+            self.send_reply(seq, value, buffers)
+        except EOFError:
+            return  # the client is gone; its reader sees that too
+        except LimitExceeded as error:
+            self.send_reply(seq, (FAILED, describe_failure(error)))
+        finally:
+            self._share.end(nbytes)
+
+    def _over_limit(self, size: int) -> tuple[int, tuple[Any, ...]]:
+        error = LimitExceeded(
+            f"the result has {size:,} bytes; this server sends at most "
+            f"{self._workshop.max_result_bytes:,}. Return less, or start the server with a larger "
+            "--max-result-bytes."
+        )
+        return FAILED, describe_failure(error)
+
+    # what the server asks ---------------------------------------------------------------------
+
+    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
+        """The client's answer to `verb`, and the frame with its buffers.
+
+        For threads that answer a call, never for the reading one. The call is parked meanwhile.
+
+        Raises:
+            ConnectionLost: when the client goes away first.
+        """
+        seq = next(self.numbers)
+        question = self._questions[seq] = Future()
+        self._share.park()
+        try:
+            if self._ended.is_set():
+                raise ConnectionLost("the client went away")
+            self.send_request(seq, verb, args)
+            return question.result()
+        except EOFError as error:
+            raise ConnectionLost("the client went away") from error
+        finally:
+            self._share.unpark()
+            del self._questions[seq]
+
+    def tell(self, verb: str, *args: Value) -> None:
+        """Sends the client a message that it does not answer; a client that is gone is ignored."""
+        try:
+            self.send_request(next(self.numbers), verb, args)
+        except EOFError:
+            return
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """The client answered one of our questions."""
+        self._share.settle()
+        question = self._questions.get(seq)
+        if question is None or question.done():
+            return
+        if failed:
+            question.set_exception(ProtocolError(f"the client could not answer: {value}"))
+        else:
+            question.set_result((value, frame))
+
+
+class _Asking:
+    """The client of one open call: a source of functions and a listener to events."""
+
+    __slots__ = ("_connection", "_number")
+
+    def __init__(self, connection: ServerConnection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
+        (fingerprint, name, options), _ = self._connection.ask("describe", key)
+        return fingerprint, name, Options.from_bytes(options)
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        _, frame = self._connection.ask("code", fingerprint)
+        if len(frame.buffers) != 1:
+            raise ProtocolError("the client sent no code for a function that it called.")
+        return frame.buffers[0]
+
+    def emit(self, kind: str, content: dict[str, Any]) -> None:
+        self._connection.tell("event", self._number, kind, json.dumps(content))

@@ -1,0 +1,37 @@
+"""One client's jax settings, in force for one call and in one thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Final
+
+import jax
+
+__all__ = ["CONTEXTS", "configured"]
+
+Config = tuple[tuple[str, Any], ...]
+
+CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_debug_nans": jax.debug_nans,
+    "jax_debug_infs": jax.debug_infs,
+}
+"""jax's own context managers for the settings in `jaxd_protocol.calls.CONFIG_DEFAULTS`."""
+
+_NOTHING: Final = nullcontext()
+
+
+def configured(config: Config) -> AbstractContextManager[Any]:
+    """A context in which jax has these settings, in this thread."""
+    if not config:
+        return _NOTHING
+    stack = ExitStack()
+    for name, value in config:
+        stack.enter_context(CONTEXTS[name](value))
+    return stack

@@ -1,0 +1,39 @@
+"""The private names of jax that the server uses, all of them, so that a move is noticed here.
+
+Verified on jax 0.10.2 and 0.11.2 by tests/server/test_jax_private.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.random import prng
+
+__all__ = ["is_key_array", "key_array", "key_data", "key_impl", "live_executables"]
+
+
+def is_key_array(value: Any) -> bool:
+    """Whether a jax array holds typed PRNG keys."""
+    return isinstance(value, prng.PRNGKeyArray)
+
+
+def key_impl(value: Any) -> str:
+    """The name of the PRNG implementation of a typed key array."""
+    return str(value._impl.name)
+
+
+def key_data(value: Any) -> Any:
+    """The numbers of a typed key array, without the small program that `key_data` compiles."""
+    return np.asarray(value._base_array)
+
+
+def key_array(impl: str, data: Any) -> Any:
+    """A typed key array over `data`, without the small program that `wrap_key_data` compiles."""
+    return prng.PRNGKeyArray(prng.prngs[impl], jax.device_put(data))
+
+
+def live_executables() -> int:
+    """Number of compiled programs that the default backend holds in memory."""
+    return len(jax.devices()[0].client.live_executables())

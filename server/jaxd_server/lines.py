@@ -1,0 +1,34 @@
+"""JSON objects, one a line: what is spoken on the tether to a worker and on the control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+__all__ = ["MAX_LINE_BYTES", "encode_line", "messages"]
+
+MAX_LINE_BYTES = 16 << 20
+"""Far above a worker's status with all of its running calls; what is longer is no status."""
+
+
+def encode_line(message: Mapping[str, Any]) -> bytes:
+    """`message` as one line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """The objects that arrive, until the other end closes.
+
+    Raises:
+        ValueError: when a line is too long, is not JSON, or is not an object.
+    """
+    try:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError("not a JSON object")  # noqa: TRY004  a fault of the line
+            yield message
+    except ConnectionError:
+        return  # a peer that died is at its end

@@ -1,0 +1,86 @@
+"""One line per event on stderr, for people or for machines; the same in host and worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Literal
+
+__all__ = ["configure", "log_event"]
+
+_logger = logging.getLogger("jaxd")
+
+
+def configure(log_format: Literal["text", "json"], process: Literal["host", "worker"]) -> None:
+    """Sends what is logged under `jaxd` to stderr, each line marked with `process`.
+
+    Calling it again replaces the earlier choice. Other loggers are left alone.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines(process) if log_format == "json" else _TextLines(process))
+    _logger.handlers[:] = [handler]
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+
+
+def log_event(event: str, /, *, level: int = logging.INFO, **fields: Any) -> None:
+    """Logs one event; `fields` are JSON values, and None is left out. Safe from every thread.
+
+    Within an `except` block, `level=logging.ERROR` adds the traceback.
+    """
+    known = {name: value for name, value in fields.items() if value is not None}
+    failed = level >= logging.ERROR and sys.exc_info()[0] is not None
+    _logger.log(level, event, extra={"fields": known}, exc_info=failed)
+
+
+class _JsonLines(logging.Formatter):
+    """`{"time": …, "level": "info", "process": "host", "event": "listening", …}`."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _TextLines(logging.Formatter):
+    """`2025-01-31T08:15:00.123Z INFO    host   listening address=unix:///…`."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{_timestamp(record)} {record.levelname:<7} {self._process:<6}"
+        fields = getattr(record, "fields", {})
+        words = [head, record.getMessage(), *(f"{k}={_readable(v)}" for k, v in fields.items())]
+        line = " ".join(words)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + (
+        f".{int(record.msecs):03d}Z"
+    )
+
+
+def _readable(value: Any) -> str:
+    """`value` as one word: quoted where a space or a line end would tear the line."""
+    if not isinstance(value, str):
+        return json.dumps(value, default=str)
+    is_word = value.isprintable() and not set(value) & {" ", '"', "="}
+    return value if value and is_word else json.dumps(value)

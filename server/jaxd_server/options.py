@@ -1,0 +1,107 @@
+"""What a server is told at its start: one frozen record, the same for the host and its workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.tokens import read_token_file
+
+__all__ = ["GIB", "ServerOptions"]
+
+GIB = 1 << 30
+
+_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
+
+
+def _local_socket() -> tuple[Address, ...]:
+    return (Address.unix(LocalServerFiles.of_this_environment().socket),)
+
+
+def _memory_bytes() -> int:
+    """The memory of the machine, or of the container when that is less."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open(_CGROUP_LIMIT, encoding="ascii") as file:
+            return min(physical, int(file.read()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return physical
+
+
+def _default_budget_bytes() -> int:
+    return max(GIB, _memory_bytes() // 4)
+
+
+def _default_builds() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)) // 2)
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How a server listens, whom it admits, and how much it takes on.
+
+    Attributes:
+        listen: the addresses to open; by default the local socket of this environment.
+        control: path of the control socket; None: derived from the first address.
+        token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
+        insecure_plaintext: whether TCP beyond loopback is allowed without encryption.
+        allow_unauthenticated_loopback: whether loopback TCP is open to every local user.
+        idle_timeout_s: seconds without connection and call until the server stops; 0: never.
+        drain_timeout_s: seconds that a stopping worker may take when it reports no running call.
+        max_frame_bytes: the largest message that is received.
+        max_result_bytes: the largest result that is sent.
+        slots: calls in flight on one connection.
+        budget_bytes: bytes of messages held in memory, over all connections.
+        threads: calls that run at the same time.
+        builds: programs that are compiled at the same time.
+        session_grace_s: seconds that a session outlives its last connection.
+        log_format: `"text"` for people or `"json"` for machines.
+        auto: whether a client started this server unasked, so that it must stay modest.
+    """
+
+    listen: tuple[Address, ...] = field(default_factory=_local_socket)
+    control: str | None = None
+    token_file: str | None = None
+    insecure_plaintext: bool = False
+    allow_unauthenticated_loopback: bool = False
+    idle_timeout_s: float = 0.0
+    drain_timeout_s: float = 30.0
+    max_frame_bytes: int = 8 * GIB
+    max_result_bytes: int = 8 * GIB
+    slots: int = 32
+    budget_bytes: int = field(default_factory=_default_budget_bytes)
+    threads: int = 8
+    builds: int = field(default_factory=_default_builds)
+    session_grace_s: float = 60.0
+    log_format: Literal["text", "json"] = "text"
+    auto: bool = False
+
+    def read_token(self) -> str | None:
+        """The token that clients on TCP must prove to hold; None: there is none.
+
+        Raises:
+            ConfigurationError: when the token file is missing, empty, or readable by others.
+        """
+        if self.token_file is not None:
+            return read_token_file(self.token_file)
+        return os.environ.get("JAXD_TOKEN", "").strip() or None
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as JSON values; `from_json` of it is equal to this."""
+        return asdict(self) | {"listen": [str(address) for address in self.listen]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ServerOptions:
+        """The options that `to_json` wrote.
+
+        Raises:
+            TypeError: when `data` holds an option that this version does not know.
+        """
+        listen = tuple(Address.parse(text) for text in data["listen"])
+        return cls(**{**data, "listen": listen})

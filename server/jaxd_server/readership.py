@@ -1,0 +1,117 @@
+"""Who reads a connection: the thread that runs the calls, as long as they are short.
+
+A thread that reads a warm call runs it itself: handing it to another thread would cost more than
+everything else together. While it runs, nobody reads. For a call that takes longer than it used
+to, the sentry puts another thread in charge of reading, and the first one leaves when it is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["Readership", "Sentry"]
+
+PATIENCE_S = 0.005
+"""Longest time for which a call that used to be short may keep a connection from being read."""
+
+_DOZE_S = 0.25
+
+
+class Readership:
+    """The right to read one connection; exactly one thread holds it.
+
+    Args:
+        read_one: reads and handles one message; raises EOFError at the end.
+        on_end: called once, when the connection ended.
+    """
+
+    def __init__(self, read_one: Callable[[], None], on_end: Callable[[Exception], None]) -> None:
+        self._read_one = read_one
+        self._on_end = on_end
+        self._lock = threading.Lock()  # guards _turn and busy_since
+        self._turn = 0
+        self.busy_since: float | None = None
+
+    def run(self) -> None:
+        """Reads until the connection ends or another thread was put in charge."""
+        turn = self._turn
+        try:
+            while turn == self._turn:
+                self._read_one()
+        except Exception as error:  # noqa: BLE001  handed to on_end
+            with self._lock:
+                mine, self._turn = turn == self._turn, self._turn + 1
+            if mine:
+                self._on_end(error)
+
+    def begin_inline(self) -> int:
+        """The reading thread is about to run a call itself; returns what `end_inline` needs."""
+        self.busy_since = time.monotonic()
+        return self._turn
+
+    def end_inline(self, turn: int) -> None:
+        """It is done with that, perhaps long after another thread was put in charge."""
+        with self._lock:
+            if turn == self._turn:
+                self.busy_since = None
+
+    def replace_if_stuck(self, now: float) -> None:
+        """Puts a new thread in charge when the present one has been running a call for too long."""
+        with self._lock:
+            if self.busy_since is None or now - self.busy_since < PATIENCE_S:
+                return
+            self._turn += 1
+            self.busy_since = None
+        threading.Thread(target=self.run, name="jaxd-reader", daemon=True).start()
+
+
+class Sentry:
+    """Looks after all readerships of the worker; sleeps while no calls run."""
+
+    def __init__(self) -> None:
+        self._watched: set[Readership] = set()
+        self._awake = threading.Event()
+        self._dozing = True
+        self._stopped = False
+        threading.Thread(target=self._watch, name="jaxd-sentry", daemon=True).start()
+
+    def watch(self, readership: Readership) -> None:
+        """Begins to look after a connection."""
+        self._watched.add(readership)
+
+    def unwatch(self, readership: Readership) -> None:
+        """Forgets a connection that ended."""
+        self._watched.discard(readership)
+
+    def rouse(self) -> None:
+        """Some reading thread is about to run a call: cheap while the sentry is awake anyway."""
+        if self._dozing:
+            self._awake.set()
+
+    def stop(self) -> None:
+        """Ends the sentry's thread."""
+        self._stopped = True
+        self._awake.set()
+
+    def _watch(self) -> None:
+        while not self._stopped:
+            self._dozing = True
+            # a reader marks itself busy before it asks whether we doze: one of us notices
+            if not any(readership.busy_since for readership in list(self._watched)):
+                self._awake.wait()
+            self._awake.clear()
+            self._dozing = False
+            self._patrol()
+
+    def _patrol(self) -> None:
+        """Looks at every connection once per `PATIENCE_S` until all have been quiet for a while."""
+        last_busy = time.monotonic()
+        while not self._stopped and time.monotonic() - last_busy < _DOZE_S:
+            time.sleep(PATIENCE_S)
+            now = time.monotonic()
+            for readership in list(self._watched):
+                if readership.busy_since is not None:
+                    last_busy = now
+                    readership.replace_if_stuck(now)

@@ -1,0 +1,107 @@
+"""Stock rpyc clients: `root.ping()` and `root.call(function, args, kwargs)` in cloudpickle bytes.
+
+The one place where references travel: the root and its two methods, and nothing else.
+One of the doors to rpyc; relies on `Connection._box`, `Connection._netref_factory`,
+`Connection._local_root` and `Service._connect`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+import rpyc
+from rpyc.core import brine, consts
+from rpyc.core.protocol import Connection
+
+from jaxd_protocol.calls import FAILED, OK, Options, fingerprint_of, function_key
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.packing import pack
+from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.wire import BulkChannel
+from jaxd_protocol.wire.connection import PLAIN_CONFIG
+from jaxd_server.compiler import Executable
+from jaxd_server.pipeline import Call, Pipeline, Reply
+
+__all__ = ["StockService", "serve_stock"]
+
+_PICKLED = b"P" + COUNT.pack(0)
+_SKELETON = b"T" + COUNT.pack(2) + _PICKLED + _PICKLED  # (args, kwargs), each one pickle
+
+
+class _StockConnection(Connection):  # type: ignore[misc]
+    def _box(self, value: Any) -> tuple[int, Any]:
+        if brine.dumpable(value):
+            return consts.LABEL_VALUE, value
+        owner = getattr(value, "__self__", value)
+        if owner is self._local_root:  # the root, or a method that rpyc found to be exposed
+            label, package = super()._box(value)
+            return label, package
+        raise TypeError(f"a {type(value).__name__} does not leave this server by reference")
+
+    def _netref_factory(self, id_pack: object) -> NoReturn:
+        raise TypeError("send plain values and bytes: this server takes no references")
+
+
+class _Bytes:
+    """The client has sent the code with the call."""
+
+    def __init__(self, code: bytes) -> None:
+        self._code = code
+
+    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
+        return fingerprint_of(self._code), "a stock client's function", Options()
+
+    def code(self, fingerprint: bytes) -> bytes:
+        return self._code
+
+
+class StockService(rpyc.Service):  # type: ignore[misc]
+    """What a stock rpyc client sees as `root`."""
+
+    _protocol = _StockConnection
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+
+    def exposed_ping(self) -> str:
+        """Answers `pong`."""
+        return "pong"
+
+    def exposed_call(self, function: bytes, args: bytes, kwargs: bytes) -> bytes:
+        """Calls a function through `jax.jit`, compiled once for equal bytes and signature.
+
+        Args:
+            function: `cloudpickle.dumps` of the function.
+            args: of the tuple of positional arguments.
+            kwargs: of the dict of keyword arguments.
+
+        Returns:
+            `cloudpickle.dumps` of the result, its arrays as numpy arrays.
+
+        Raises:
+            TypeError: when an argument is not bytes.
+            Exception: whatever the function raises.
+        """
+        if not all(type(data) is bytes for data in (function, args, kwargs)):
+            raise TypeError("call takes three values of type bytes, made with cloudpickle.dumps")
+        key = function_key(fingerprint_of(function), Options())
+        buffers = [memoryview(args), memoryview(kwargs)]
+        call = Call(key, _SKELETON, b"", buffers, _Bytes(function), deliver=_deliver_pickled)
+        outcome, _ = self._pipeline.answer(call)
+        if outcome[0] == FAILED:
+            raise rebuild_failure(outcome[1])
+        return bytes(outcome[1])
+
+
+def _deliver_pickled(result: Any, _: Executable) -> Reply:
+    arrays = jax.tree.map(np.asarray, result)
+    return (OK, bytes(pack(arrays, "the result"))), ()
+
+
+def serve_stock(pipeline: Pipeline, channel: BulkChannel, credentials: object) -> None:
+    """Answers one stock client until it leaves."""
+    config = {**PLAIN_CONFIG, "credentials": credentials}
+    StockService(pipeline)._connect(channel, config).serve_all()

@@ -1,0 +1,50 @@
+"""Which addresses a server may open: whoever connects unproved can run code as this user."""
+
+from __future__ import annotations
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import CannotListen
+from jaxd_server.options import ServerOptions
+
+__all__ = ["check_trust"]
+
+
+def check_trust(options: ServerOptions) -> None:
+    """Refuses addresses where strangers could connect; Unix sockets are guarded by their directory.
+
+    Raises:
+        CannotListen: when TCP would be open without a token, or beyond this machine in plain text
+            without words that say so.
+        ConfigurationError: when the token file is missing, empty, or readable by others.
+    """
+    tcp = [address for address in options.listen if address.kind == "tcp"]
+    if not tcp and options.token_file is None:
+        return
+    has_token = options.read_token() is not None
+    for address in tcp:
+        if address.is_loopback:
+            _check_loopback(address, options, has_token=has_token)
+        else:
+            _check_beyond_loopback(address, options, has_token=has_token)
+
+
+def _check_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
+    if not (has_token or options.allow_unauthenticated_loopback):
+        raise CannotListen(
+            f"{address} without a token would let every user of this machine run code as you. "
+            "Make a token with `jaxd token`, or say --allow-unauthenticated-loopback."
+        )
+
+
+def _check_beyond_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
+    if not options.insecure_plaintext:
+        raise CannotListen(
+            f"{address} is reachable from other machines, and the connection is not encrypted: "
+            "whoever sees the traffic can read and change it, and so run code as you. Listen on "
+            "127.0.0.1 and forward the port over ssh, or accept that with --insecure-plaintext."
+        )
+    if not has_token:
+        raise CannotListen(
+            f"{address} without a token would let everybody who reaches this machine run code as "
+            "you; --insecure-plaintext does not waive that. Make a token with `jaxd token`."
+        )

@@ -1,0 +1,66 @@
+"""The conditions under which clients' functions run in the worker."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any, NoReturn
+
+from jaxd_protocol.errors import NotInteractive
+from jaxd_protocol.installed import OWN_PACKAGES, is_local_file
+
+__all__ = ["InstalledOnly", "prepare_for_user_code"]
+
+
+def prepare_for_user_code() -> None:
+    """Takes away what a function cannot have on a server: a terminal, and files being edited."""
+    builtins.input = _no_input
+    sys.breakpointhook = _no_debugger
+    sys.meta_path.insert(0, InstalledOnly())
+
+
+def _no_input(_: object = "") -> NoReturn:
+    raise NotInteractive(
+        "the function called input(), but it runs on a server that has no terminal. Ask before "
+        "the call and pass the answer as an argument."
+    )
+
+
+def _no_debugger(*_: object, **__: object) -> NoReturn:
+    raise NotInteractive(
+        "the function called breakpoint(), but it runs on a server that has no terminal. Set "
+        "JAXD_INLINE=1 to run it in your own process, under your debugger."
+    )
+
+
+class InstalledOnly(MetaPathFinder):
+    """Refuses to import a user's own modules into the server.
+
+    A module that was imported once would stay as it was, however often its file is edited, and
+    the server would go on answering with it. Local code travels with the function instead.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """None for what may be imported, which leaves it to Python's own finders.
+
+        Raises:
+            ModuleNotFoundError: for a module whose file is not installed.
+        """
+        if path is not None or fullname in OWN_PACKAGES:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(fullname, None, target)
+        origin = getattr(spec, "origin", None)
+        if origin not in (None, "built-in", "frozen") and is_local_file(origin):
+            raise ModuleNotFoundError(
+                f"{fullname!r} is a local module ({origin}), which the server does not import: "
+                "it could not see your next edit. Import it at the top of the file that defines "
+                "the function, so that it travels along, or install it.",
+                name=fullname,
+            )
+        return None

@@ -1,0 +1,152 @@
+"""The process that owns the devices: puts every part together, answers, and drains.
+
+Started by the host with one JSON argument: options, inherited listeners, tether and epoch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from jaxd_protocol.addresses import Address
+from jaxd_server import logs
+from jaxd_server.logs import log_event
+from jaxd_server.options import ServerOptions
+from jaxd_server.statistics import Counters
+from jaxd_server.tether import Tether
+from jaxd_server.user_code import prepare_for_user_code
+
+__all__ = ["Worker", "main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Runs a worker until its host drains it or dies."""
+    argument = json.loads(sys.argv[1])
+    options = ServerOptions.from_json(argument["options"])
+    logs.configure(options.log_format, "worker")
+    _die_with_the_host()
+    worker = Worker(options, argument["epoch"])
+    tether = Tether(
+        socket.socket(fileno=argument["tether_fd"]),
+        worker.status,
+        worker.stop.set,
+        lambda: os._exit(1),  # without a host nobody could stop or replace us
+    )
+    worker.open(argument["listeners"])
+    tether.tell({"event": "ready"})
+    worker.stop.wait()
+    worker.drain()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # drained: nothing is left that an orderly exit could wait for
+
+
+def _die_with_the_host() -> None:
+    """Asks Linux to kill this process when its host dies, even while it hangs in C code.
+
+    A worker that runs sees the end of its tether as well.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Worker:
+    """All parts of one worker.
+
+    Attributes:
+        stop: set when the host asks the worker to drain.
+    """
+
+    def __init__(self, options: ServerOptions, epoch: int) -> None:
+        self.stop = threading.Event()
+        self._options = options
+        self._epoch = epoch
+        self._counters = Counters()
+        self._parts: Any = None
+        self._endpoints: list[Any] = []
+
+    def open(self, listeners: list[dict[str, Any]]) -> None:
+        """Imports jax, builds the parts, and accepts clients from then on."""
+        from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
+
+        self._parts = Parts(self._options, self._counters, self.report)
+        prepare_for_user_code()
+        for listener in listeners:
+            sock = socket.socket(fileno=listener["fd"])
+            sock.setblocking(True)
+            address = Address.parse(listener["address"])
+            endpoint = self._parts.endpoint(sock, address, self.welcome)
+            endpoint.start_in_thread()
+            self._endpoints.append(endpoint)
+        log_event("accepting", epoch=self._epoch)
+
+    def drain(self) -> None:
+        """Finishes running calls and refuses new ones."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._parts.pipeline.admission.drain()
+        log_event("drained", calls=self._counters.snapshot()["calls"])
+
+    def welcome(self) -> dict[str, Any]:
+        """What a client is told of this worker when it connects."""
+        return {
+            "versions": self._parts.versions,
+            "epoch": self._epoch,
+            "pid": os.getpid(),
+            "slots": self._options.slots,
+            "max_frame_bytes": self._options.max_frame_bytes,
+        }
+
+    def report(self, what: str) -> dict[str, Any]:
+        """The answer to a client's `statistics` or `info`."""
+        return self.status() if what == "statistics" else self.info()
+
+    def status(self) -> dict[str, Any]:
+        """Counters and the present state, as the host and `statistics` show them."""
+        status = {**self._counters.snapshot(), "epoch": self._epoch, "values": 0}
+        if self._parts is None:
+            return {**status, "phase": "starting", "connections": 0, "idle_s": 0.0, **_NOTHING}
+        return {**status, "phase": "ready", **self._parts.status()}
+
+    def info(self) -> dict[str, Any]:
+        """What this worker is."""
+        return {
+            "epoch": self._epoch,
+            "pid": os.getpid(),
+            "python": platform.python_version(),
+            "versions": self._parts.versions,
+            "devices": self._parts.devices(),
+            "listen": [str(endpoint.host) for endpoint in self._endpoints],
+            "limits": {
+                "slots": self._options.slots,
+                "budget_bytes": self._options.budget_bytes,
+                "max_frame_bytes": self._options.max_frame_bytes,
+                "max_result_bytes": self._options.max_result_bytes,
+            },
+        }
+
+
+_NOTHING = {
+    "executables": 0,
+    "functions": 0,
+    "running_calls": 0,
+    "running": [],
+    "sessions": 0,
+    "bytes_received": 0,
+    "bytes_sent": 0,
+}
+
+
+if __name__ == "__main__":
+    main()

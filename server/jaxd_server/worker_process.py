@@ -1,0 +1,218 @@
+"""One worker as its host sees it: a process, a tether, its output, and what it last said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from jaxd_server.lines import MAX_LINE_BYTES, encode_line, messages
+from jaxd_server.listeners import Listener
+from jaxd_server.logs import log_event
+from jaxd_server.options import ServerOptions
+from jaxd_server.relay import OutputRelay
+
+__all__ = ["State", "WorkerProcess"]
+
+State = Literal["starting", "ready", "draining", "dead"]
+
+
+class WorkerProcess:
+    """A started worker. Belongs to the thread of the event loop.
+
+    Attributes:
+        epoch: the worker's generation, 1 for the first one of a host.
+        pid: its process id.
+        exited: set once the process has ended and was collected.
+        snapshot: the last status that it sent; empty before the first.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        tether: socket.socket,
+        relay: OutputRelay,
+        epoch: int,
+    ) -> None:
+        self.epoch = epoch
+        self.pid = process.pid
+        self.exited = asyncio.Event()
+        self.snapshot: Mapping[str, Any] = {}
+        self._process = process
+        self._relay = relay
+        self._started_at = self._heard_at = time.monotonic()
+        self._ready_after_s: float | None = None
+        self._draining = False
+        self._asked = 0
+        self._answer: asyncio.Future[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening = asyncio.create_task(self._listen(tether))
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        options: ServerOptions,
+        listeners: Sequence[Listener],
+        epoch: int,
+    ) -> WorkerProcess:
+        """Starts `command` with one JSON argument, as the worker expects it.
+
+        In a session of its own, so that a terminal's Ctrl-C reaches only the host.
+
+        Raises:
+            OSError: when no process can be made.
+        """
+        ours, theirs = socket.socketpair()
+        output, output_end = os.pipe()
+        argument = _argument(options, listeners, theirs.fileno(), epoch)
+        try:
+            process = subprocess.Popen(
+                [*command, argument],
+                stdin=subprocess.DEVNULL,
+                stdout=output_end,
+                stderr=output_end,
+                pass_fds=[theirs.fileno(), *(one.socket.fileno() for one in listeners)],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+            os.close(output_end)
+        relay = OutputRelay(output)
+        relay.start()
+        return cls(process, ours, relay, epoch)
+
+    @property
+    def state(self) -> State:
+        """What it is doing, as far as it has said."""
+        if self.exited.is_set():
+            return "dead"
+        if self._draining:
+            return "draining"
+        return "starting" if self._ready_after_s is None else "ready"
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it ever said that it is ready."""
+        return self._ready_after_s is not None
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._started_at
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last said anything, or since its start."""
+        return time.monotonic() - self._heard_at
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """How it ended, in the fields of a log line: its exit code, or the signal's name."""
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return {"exit_code": code}
+        with suppress(ValueError):  # not every number has a name
+            return {"signal": signal.Signals(-code).name}
+        return {"signal": -code}
+
+    def collect(self) -> None:
+        """Notices the end of the process; to be called on every SIGCHLD."""
+        if self._process.poll() is not None:
+            self.exited.set()
+
+    def last_lines(self) -> list[str]:
+        """What it wrote last, once it has exited; waits up to a second until all is copied."""
+        return self._relay.last_lines()
+
+    async def refresh(self, patience_s: float) -> bool:
+        """Asks for a new `snapshot`; False when there is none after `patience_s` seconds.
+
+        Only one question is on its way at any time, so that a worker that hangs is not buried
+        under those of everybody who wants to know why.
+        """
+        if self._writer is None or self._writer.is_closing():
+            return False
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._writer.write(self._question("status"))
+        answer = self._answer
+        await asyncio.wait([answer], timeout=patience_s)
+        return answer.done() and not answer.cancelled()
+
+    def drain(self) -> None:
+        """Asks it to finish its running calls, to refuse new ones, and to exit."""
+        self._draining = True
+        if self._writer is not None:
+            self._writer.write(self._question("drain"))
+
+    def kill(self) -> None:
+        """Ends it at once, and with it whatever it has started."""
+        if not self.exited.is_set():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of the tether; a worker that still runs exits when it sees that."""
+        self._listening.cancel()
+
+    def _question(self, ask: Literal["status", "drain"]) -> bytes:
+        self._asked += 1
+        return encode_line({"ask": ask, "id": self._asked})
+
+    async def _listen(self, tether: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=tether, limit=MAX_LINE_BYTES)
+        self._writer = writer
+        if self._draining:
+            self.drain()  # it was asked for before there was a line to ask on
+        try:
+            async for message in messages(reader):
+                self._heard_at = time.monotonic()
+                self._understand(message)
+        except ValueError as error:
+            log_event("tether_unreadable", epoch=self.epoch, error=str(error))
+        finally:
+            writer.close()
+            if self._answer is not None:
+                self._answer.cancel()  # nobody has to wait for it any more
+
+    def _understand(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"event": "ready"} if not self.was_ready:
+                self._ready_after_s = self.lived_s
+                log_event("worker_ready", epoch=self.epoch, after_s=round(self.lived_s, 3))
+            case {"event": "draining"}:
+                self._draining = True
+            case {"answer": int(), "status": dict(status)}:
+                self.snapshot = status
+                if self._answer is not None:
+                    self._answer.set_result(None)
+                    self._answer = None
+            case _:
+                pass  # what a newer worker may say beyond this is not the host's to judge
+
+
+def _argument(
+    options: ServerOptions, listeners: Sequence[Listener], tether: int, epoch: int
+) -> str:
+    return json.dumps(
+        {
+            "options": options.to_json(),
+            "listeners": [
+                {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+            ],
+            "tether_fd": tether,
+            "epoch": epoch,
+        }
+    )
