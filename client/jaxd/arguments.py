@@ -1,0 +1,114 @@
+"""Arguments of a call to skeleton, blob and buffers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jaxd.jax_side import encode_jax
+from jaxd.lazy import LazyArray
+from jaxd.results import PRNGKeys
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.statics import Statics
+from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
+from jaxd_protocol.trees.layout import COUNT
+
+__all__ = ["encode_arguments"]
+
+
+def encode_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+) -> tuple[bytes, bytes, list[memoryview]]:
+    """Skeleton, blob and buffers of a call.
+
+    Arrays are not copied when they are large and contiguous: the buffers are views of them.
+
+    Raises:
+        ArgumentError: when a value is of no use to jax.
+        TracerError: when a value is a tracer.
+        PackingError: when an object among them cannot travel.
+    """
+    encoder = ArgumentEncoder()
+    if statics:
+        encoder.call(args, kwargs, statics)
+    else:
+        encoder.node((args, kwargs))
+    return encoder.skeleton, encoder.blob, encoder.buffers
+
+
+class ArgumentEncoder(TreeEncoder):
+    """Knows numpy, jax and this package's own arrays; anything else is pickled."""
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
+        """Appends the arguments, the static ones as part of the structure."""
+        self._skeleton += (b"T", COUNT.pack(2), b"T", COUNT.pack(len(args)))
+        for position, value in enumerate(args):
+            self._argument(value, position in statics.positions)
+        self._skeleton += (b"D", COUNT.pack(len(kwargs)))
+        for name, value in kwargs.items():
+            self._skeleton.append(dump_literal(name))
+            self._argument(value, name in statics.names)
+
+    def _argument(self, value: Any, static: bool) -> None:
+        if not static:
+            self.node(value)
+        elif is_literal(value):
+            self.static(value)
+        else:
+            self._pickled_static(value)
+
+    def _pickled_static(self, value: Any) -> None:
+        from jaxd_protocol.packing import pack
+
+        data = pack(value, f"a static argument of type {type(value).__name__}")
+        self._skeleton += (b"Q", COUNT.pack(len(data)), data)
+
+    def other(self, value: Any) -> None:
+        """Appends an array, a named tuple, or a pickle of whatever else this is."""
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+            self._numpy(numpy, value)
+        elif type(value) is LazyArray:
+            self.raw_array(*value.raw)
+        elif type(value) is PRNGKeys:
+            import numpy as np
+
+            self.key(value.impl, np.asarray(value.data))
+        elif encode_jax(self, value):
+            return
+        elif isinstance(value, tuple) and hasattr(type(value), "_fields") and _by_name(type(value)):
+            self._named_tuple(value)
+        else:
+            self._pickled(value)
+
+    def unusual_keys(self, value: dict[Any, Any]) -> None:
+        """A dict with keys of other types is pickled as a whole."""
+        self._pickled(value)
+
+    def _numpy(self, numpy: Any, value: Any) -> None:
+        array = numpy.asarray(value)
+        if array.dtype.byteorder not in "=|" and not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.c_contiguous:
+            array = numpy.ascontiguousarray(array)
+        self.array(array)
+
+    def _pickled(self, value: Any) -> None:
+        from jaxd_protocol.packing import pack_out_of_band
+
+        if callable(value) or isinstance(value, type):
+            raise ArgumentError(
+                f"an argument is a {type(value).__name__}, which jax cannot trace. Declare it in "
+                "static_argnames, or make it part of the function with functools.partial."
+            )
+        data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
+        self._skeleton += (b"P", COUNT.pack(len(buffers)))
+        self.buffers.append(memoryview(data))
+        self.buffers += buffers
+
+
+def _by_name(cls: type) -> bool:
+    """Whether the server can import this class: local ones travel by value."""
+    from jaxd_protocol.installed import is_local_module
+
+    return not is_local_module(cls.__module__) and "<" not in cls.__qualname__

@@ -1,0 +1,95 @@
+"""The command `jaxd`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from jaxd.commands import doctor, start, status, stop, token
+from jaxd.commands.foreign import FOREIGN, run_foreign
+from jaxd_protocol import __version__
+from jaxd_protocol.errors import JaxdError
+
+__all__ = ["main"]
+
+_OWN = {"start": start, "stop": stop, "status": status, "doctor": doctor, "token": token}
+
+_FAILED, _INTERRUPTED = 1, 130
+
+_EXAMPLES = """\
+examples:
+  jaxd doctor           see whether all is well
+  jaxd status --json    what the server has compiled and answered
+  jaxd serve --help     listen elsewhere, with a token
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
+
+    Returns:
+        0 done, 1 failed, 3 no server runs (`status`), 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except JaxdError as error:
+        print(f"jaxd: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # `jaxd status | head -1`: nobody reads any more, and Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+
+
+def _run(words: Sequence[str]) -> int:
+    if words and words[0] in FOREIGN:
+        return run_foreign(words[0], words[1:])
+    arguments = _parser().parse_args(words)
+    code: int = arguments.run(arguments)
+    sys.stdout.flush()  # a closed pipe shows here, and not after we have returned
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends a usage error, too, in the next thing to do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"jaxd: {message}. See: {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="jaxd",
+        description="A warm JAX, one function call away.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, summary in FOREIGN.items():
+        commands.add_parser(name, help=summary)  # for the list only; they parse for themselves
+    for name, command in _OWN.items():
+        own = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
+            epilog=f"example: {command.EXAMPLE}",
+            allow_abbrev=False,
+        )
+        command.configure(own)
+        own.set_defaults(run=command.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""`jaxd status`: what a server is doing; never starts one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jaxd.commands.places import add_json_option, add_server_option, named_or_local, print_json
+from jaxd.control_client import ask
+from jaxd.settings import Settings
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.control import control_path, somebody_answers
+from jaxd_protocol.errors import NoServer
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "say what a server is doing and has done"
+EXAMPLE = "jaxd status --json"
+
+_NO_SERVER = 3
+
+Report = Mapping[str, Any]
+
+_ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_server_option(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the report: 0 when a server runs, 3 when none does.
+
+    Raises:
+        JaxdError: when one runs but does not tell us, such as for a wrong token.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    report = _ask_host(address) or _ask_worker(address)
+    if arguments.json:
+        print_json({"server": str(address), **(report or _ABSENT)})
+    elif report is not None:
+        print("\n".join(_lines(address, report)))
+    if report is None:
+        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
+        return _NO_SERVER
+    return 0
+
+
+def _ask_host(address: Address) -> Report | None:
+    """What the host says, which answers also when its worker hangs; None: not reachable so."""
+    return ask(control_path(address), {"ask": "status"}) if address.is_loopback else None
+
+
+def _ask_worker(address: Address) -> Report | None:
+    """What a server says of itself on its own address, as from another machine or container."""
+    if address.kind == "unix" and not somebody_answers(address.path):
+        return None
+    from dataclasses import asdict
+
+    import jaxd
+
+    try:
+        with jaxd.connect(str(address)) as client:
+            return {"worker_state": "ready", "host": None, "worker": asdict(client.statistics())}
+    except NoServer:
+        return None
+
+
+def _lines(address: Address, report: Report) -> list[str]:
+    host, seen = report["host"] or {}, report["worker"]
+    lines = [f"{'server':<9} {address}", f"{'state':<9} {_state(report)}"]
+    if host:
+        lines.append(
+            f"{'host':<9} process {host['pid']}, up {_duration(host['uptime_s'])}, "
+            f"{host['restarts']} restarts of the worker"
+        )
+    if "calls" in seen:
+        lines += _counters(seen)
+    lines += [
+        f"{'running':<9} {call['function']} for {_duration(call['seconds'])}"
+        for call in seen.get("running", ())
+    ]
+    if host.get("log"):
+        lines.append(f"{'log':<9} {host['log']}")
+    return lines
+
+
+def _state(report: Report) -> str:
+    state: str = report["worker_state"]
+    if state == "busy":
+        return f"busy: no word from the worker for {_duration(report['worker_silent_s'])}"
+    return state
+
+
+def _counters(seen: Report) -> list[str]:
+    def count(name: str) -> str:
+        return f"{seen.get(name, 0):,} {name.removeprefix('executable_').replace('_', ' ')}"
+
+    did = ("calls", "traces", "compiles", "executable_hits", "executable_loads")
+    holds = ("functions", "executables", "values", "connections")
+    received, sent = _size(seen.get("bytes_received", 0)), _size(seen.get("bytes_sent", 0))
+    return [
+        f"{'did':<9} " + ", ".join(count(name) for name in did),
+        f"{'holds':<9} " + ", ".join(count(name) for name in holds),
+        f"{'traffic':<9} {received} received, {sent} sent",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

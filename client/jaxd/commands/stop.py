@@ -1,0 +1,46 @@
+"""`jaxd stop`: ends a server of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jaxd.commands.places import add_server_option, control_of, named_or_local
+from jaxd.control_client import ask, stop_and_wait
+from jaxd.settings import Settings
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "finish the running calls of a server, then end it"
+EXAMPLE = "jaxd stop --server unix:///run/jaxd/server.sock"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_server_option(parser)
+    parser.add_argument("--now", action="store_true", help="do not wait for running calls")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns when the server is gone: 0, also when there was none.
+
+    Raises:
+        ConfigurationError: when the server is on another machine.
+        ConnectionLost: when its host does not reply.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    control = control_of(address)
+    if not arguments.now:
+        _tell_of_running_calls(control)
+    if stop_and_wait(control, now=arguments.now):
+        print(f"stopped the server at {address}")
+    else:
+        print(f"no server runs at {address}")
+    return 0
+
+
+def _tell_of_running_calls(control: str) -> None:
+    """On a terminal, says what the wait is for and how to end it."""
+    running = ((ask(control, {"ask": "status"}) or {}).get("worker") or {}).get("running_calls")
+    if running and sys.stderr.isatty():
+        print(f"jaxd: waiting for {running} running calls (else: jaxd stop --now)", file=sys.stderr)

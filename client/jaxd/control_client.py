@@ -1,0 +1,78 @@
+"""Asks a host on this machine about itself, over its control socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jaxd_protocol.errors import ConnectionLost
+
+__all__ = ["ask", "stop_and_wait"]
+
+_PATIENCE_S = 5.0
+
+
+def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The reply of the host whose control socket is at `path`; None when there is no host.
+
+    Raises:
+        ConnectionLost: when somebody holds the socket but does not reply within five seconds,
+            ten times as long as a host waits for a worker that hangs.
+    """
+    control = _connect(path)
+    if control is None:
+        return None
+    with control:
+        return _exchange(control, path, request)
+
+
+def stop_and_wait(path: str, *, now: bool = False) -> bool:
+    """Stops the host at `path` and returns when it is gone; False when there was none.
+
+    It finishes its running calls first, however long they take, unless it is to stop `now`.
+
+    Raises:
+        ConnectionLost: when it does not even reply.
+    """
+    control = _connect(path)
+    if control is None:
+        return False
+    with control:
+        replied = _exchange(control, path, {"ask": "stop", "now": now}) is not None
+        control.settimeout(None)
+        with suppress(ConnectionError):  # one more way of being gone
+            control.recv(1)  # nothing more is sent: it returns at the end of the host
+    return replied
+
+
+def _connect(path: str) -> socket.socket | None:
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.settimeout(_PATIENCE_S)
+    try:
+        control.connect(path)
+    except OSError:
+        control.close()
+        return None
+    return control
+
+
+def _exchange(
+    control: socket.socket, path: str, request: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    try:
+        control.sendall(json.dumps(request).encode() + b"\n")
+        with control.makefile("rb") as replies:
+            line = replies.readline()
+    except TimeoutError as error:
+        raise ConnectionLost(
+            f"the server's host holds {path} but does not reply. Look for the process with x"
+        ) from error
+    except ConnectionError:
+        return None  # it went away as we asked
+    reply: dict[str, Any] | None = json.loads(line) if line else None
+    return reply

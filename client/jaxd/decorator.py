@@ -1,0 +1,157 @@
+"""`@persistent_call`: the one word that users type."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from jaxd.client import Client, default_client
+from jaxd.persistent_function import PersistentFunction
+from jaxd.results import ResultsAs
+from jaxd.settings import Settings
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.calls import Options, normal_config
+from jaxd_protocol.errors import ConfigurationError
+
+__all__ = ["CallOptions", "persistent_call"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of `persistent_call`.
+
+    Attributes:
+        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline,
+            compiler_options: as in `jax.jit`.
+        server: `unix:///path` or `tcp://host:port`.
+        host: a TCP host instead of `server`; localhost when only `port` is given.
+        port: a TCP port instead of `server`; 18861 when only `host` is given.
+        token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        client: use this client's server; made by `jaxd.connect`.
+        results: `"auto"` gives jax arrays in a process that has imported jax, numpy arrays in one
+            that has imported numpy, else arrays that import numpy when touched; `"numpy"` and
+            `"jax"` decide it.
+        config: jax settings for this function, such as `{"jax_enable_x64": True}`; those of a
+            process that has imported jax travel by themselves.
+        timeout_s: seconds after which a call raises `DeadlineExceeded`.
+        extra_key: a plain value; functions with different ones never share an executable.
+    """
+
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: Mapping[str, Any] | None
+    server: str | Address | None
+    host: str | None
+    port: int | None
+    token: str | None
+    client: Client | None
+    results: ResultsAs
+    config: Mapping[str, Any] | None
+    timeout_s: float | None
+    extra_key: Any
+
+
+@overload
+def persistent_call(
+    function: Callable[P, R], /, **options: Unpack[CallOptions]
+) -> PersistentFunction[P, R]: ...
+@overload
+def persistent_call(
+    function: None = None, /, **options: Unpack[CallOptions]
+) -> Callable[[Callable[P, R]], PersistentFunction[P, R]]: ...
+
+
+def persistent_call(
+    function: Callable[..., Any] | None = None, /, **options: Unpack[CallOptions]
+) -> Any:
+    """Makes a function run on a server that keeps it compiled, as `jax.jit` would compile it.
+
+    Nothing happens until the first call: then the server is found (argument, environment, config
+    file, local socket) or started, and the function is packed.
+
+    Args:
+        function: the function; without it, a decorator with these options is returned.
+        **options: see `CallOptions`.
+
+    Returns:
+        The function with the same signature, and with `submit`, `call_async`, `map` and
+        `fingerprint`.
+
+    Raises:
+        ConfigurationError: when an option's value or an address is not usable.
+        TypeError: for an option that does not exist.
+    """
+    unknown = sorted(options.keys() - CallOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"persistent_call has no option {unknown[0]!r}. Its options are: "
+            f"{', '.join(CallOptions.__annotations__)}."
+        )
+    if function is None:
+        return functools.partial(persistent_call, **options)
+    config = options.get("config") or {}
+    normal_config(config)  # an unknown setting is an error here, not at the first call
+    return PersistentFunction(
+        function,
+        _jit_options(options),
+        _find_client(options),
+        config,
+        options.get("results", "auto"),
+        options.get("timeout_s"),
+    )
+
+
+def _jit_options(given: CallOptions) -> Options:
+    options = Options(
+        static_argnums=_integers(given.get("static_argnums")),
+        static_argnames=_names(given.get("static_argnames")),
+        donate_argnums=_integers(given.get("donate_argnums")),
+        donate_argnames=_names(given.get("donate_argnames")),
+        keep_unused=given.get("keep_unused", False),
+        inline=given.get("inline", False),
+        compiler_options=tuple(sorted((given.get("compiler_options") or {}).items())),
+        extra_key=given.get("extra_key"),
+    )
+    try:
+        options.to_bytes()
+    except TypeError as error:
+        raise ConfigurationError(
+            f"an option cannot be part of a key: {error}. Use numbers, text and tuples of them."
+        ) from error
+    return options
+
+
+def _find_client(given: CallOptions) -> Callable[[], Client | None]:
+    """Gives the client at the first call: the environment may still change until then."""
+    server, host, port = given.get("server"), given.get("host"), given.get("port")
+    token, client = given.get("token"), given.get("client")
+    if server is not None or host is not None or port is not None:
+        Settings.resolve(server, host, port, token)  # a bad address is an error here
+    found: list[Client | None] = [] if client is None else [client]
+
+    def find() -> Client | None:
+        if not found:
+            settings = Settings.resolve(server, host, port, token)
+            found.append(None if settings.inline else default_client(settings))
+        return found[0]
+
+    return find
+
+
+def _integers(value: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _names(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, str) else tuple(value)

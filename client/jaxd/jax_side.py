@@ -1,0 +1,71 @@
+"""The client's only door to jax: used when the user's process has imported it, never before."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jaxd_protocol.calls import CONFIG_DEFAULTS
+from jaxd_protocol.errors import TracerError
+from jaxd_protocol.trees import TreeEncoder
+
+__all__ = ["current_config", "encode_jax", "loaded_jax", "to_jax", "to_jax_keys"]
+
+
+def loaded_jax() -> Any:
+    """The jax module when this process has imported it completely, else None."""
+    jax = sys.modules.get("jax")
+    return jax if jax is not None and hasattr(jax, "Array") and hasattr(jax, "random") else None
+
+
+def current_config() -> dict[str, Any]:
+    """The settings that travel, as they are in this thread now; nothing without jax."""
+    jax = loaded_jax()
+    if jax is None:
+        return {}
+    return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+
+
+def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
+    """Appends a jax array, or an array of PRNG keys; False when the value is neither.
+
+    Raises:
+        TracerError: when it is a tracer: the caller is itself being traced.
+    """
+    jax = loaded_jax()
+    if jax is None or not isinstance(value, jax.Array):
+        return False
+    if isinstance(value, jax.core.Tracer):
+        raise TracerError(
+            "a persistent function was called with a tracer, that is from inside jax.jit, grad, "
+            "vmap or the like. Call it with arrays, or make the outer function persistent: inside "
+            "of one, another persistent function is an ordinary one."
+        )
+    import numpy
+
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = numpy.asarray(jax.random.key_data(value))
+        encoder.key(str(jax.random.key_impl(value)), data)
+    else:
+        encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
+    return True
+
+
+def to_jax(array: Any, weak: bool) -> Any:
+    """A numpy array as a jax array of the same dtype on the default device.
+
+    float64 and its kin need jax_enable_x64, which the arrays of such a call imply.
+    """
+    jax = loaded_jax()
+    if weak and not array.ndim:
+        return jax.numpy.asarray(array.item())
+    if array.dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        with jax.enable_x64(True):
+            return jax.device_put(array)
+    return jax.device_put(array)
+
+
+def to_jax_keys(data: Any, impl: str) -> Any:
+    """Typed PRNG keys over their numbers."""
+    jax = loaded_jax()
+    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl)

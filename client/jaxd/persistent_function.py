@@ -1,0 +1,170 @@
+"""The function that users see: a call like any other, that runs on a server."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from jaxd.client import Client
+from jaxd.jax_side import current_config
+from jaxd.results import ResultsAs
+from jaxd_protocol.calls import Options, normal_config
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from jaxd.identity import Identity, Spec
+
+__all__ = ["PersistentFunction"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAP_WINDOW = 32
+"""Calls that `map` keeps in flight."""
+
+
+class PersistentFunction(Generic[P, R]):
+    """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
+
+    Thread-safe. Inside of another persistent function it is the plain function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        options: Options,
+        find_client: Callable[[], Client | None],
+        config: Mapping[str, Any],
+        results: ResultsAs,
+        timeout_s: float | None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self._options = options
+        self._find_client = find_client
+        self._config = dict(config)
+        self._results: ResultsAs = results
+        self._timeout_s = timeout_s
+        self._identity: Identity | None = None
+        self._specs: dict[Any, Spec] = {}
+        self._inline: Callable[..., Any] | None = None
+        self._lock = threading.Lock()  # guards packing
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function on the server and returns its result.
+
+        Raises:
+            BaseException: what the function raises, with the remote traceback as a note.
+            JaxdError: when the call cannot be made; see `jaxd.errors`.
+        """
+        client = self._find_client()
+        if client is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        spec = self._spec()
+        call = client.encode(spec, args, kwargs, self._timeout_s, self._results)
+        return client.call(call)  # type: ignore[no-any-return]
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Starts a call and returns its future; arguments may be overwritten then.
+
+        Waits while as many calls are in flight as the server takes from one client.
+        """
+        client = self._find_client()
+        if client is None:
+            return _finished(lambda: self._call_inline(*args, **kwargs))
+        spec = self._spec()
+        return client.submit(client.encode(spec, args, kwargs, self._timeout_s, self._results))
+
+    async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Awaits a call; the event loop runs on meanwhile."""
+        import asyncio
+
+        client = self._find_client()
+        if client is not None:
+            # finding or starting a server blocks; it has no place in the event loop
+            await asyncio.get_running_loop().run_in_executor(None, client.connection)
+        return await asyncio.wrap_future(self.submit(*args, **kwargs))
+
+    def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
+        """Results for each item (or each tuple of items), in order, with many calls in flight.
+
+        Takes from the iterables only as results are taken, so they may be endless.
+        """
+        flying: deque[Future[R]] = deque()
+        try:
+            for items in zip(*iterables, strict=False):
+                if len(flying) >= _MAP_WINDOW:
+                    yield flying.popleft().result()
+                flying.append(self.submit(*items))  # type: ignore[call-arg]
+            while flying:
+                yield flying.popleft().result()
+        finally:
+            for future in flying:
+                future.cancel()
+
+    @property
+    def fingerprint(self) -> str:
+        """The hex name of everything that the function's packed code holds.
+
+        Raises:
+            PackingError: when it reaches something that cannot travel.
+        """
+        return self._spec().identity.fingerprint.hex()
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As for any function: found on an instance, the instance is the first argument."""
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<persistent {self.__wrapped__!r}>"
+
+    def __reduce__(self) -> Any:
+        """On the way to a server it is the function itself."""
+        return _plain, (self.__wrapped__,)
+
+    def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
+        if self._inline is None:
+            from jaxd.inline import inline_function
+
+            self._inline = inline_function(self.__wrapped__, self._options)
+        return self._inline(*args, **kwargs)
+
+    def _spec(self) -> Spec:
+        """The function under the configuration of this moment and thread."""
+        config = current_config()
+        if self._config:
+            config = {**config, **self._config}
+        name = tuple(config.values())
+        spec = self._specs.get(name)
+        return spec if spec is not None else self._make_spec(name, config)
+
+    def _make_spec(self, name: Any, config: Mapping[str, Any]) -> Spec:
+        import dataclasses
+
+        from jaxd.identity import Identity, Spec  # imports cloudpickle
+
+        with self._lock:
+            if self._identity is None:
+                self._identity = Identity(self.__wrapped__, self._options)
+            options = dataclasses.replace(self._options, config=normal_config(config))
+            return self._specs.setdefault(name, Spec(self._identity, options))
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _finished(call: Callable[[], R]) -> Future[R]:
+    from concurrent.futures import Future
+
+    future: Future[R] = Future()
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+        future.set_exception(error)
+    return future

@@ -1,0 +1,127 @@
+"""From what came home to what the caller gets."""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
+from jaxd.lazy import LazyArray
+from jaxd_protocol.errors import ResultError
+from jaxd_protocol.trees import Layout, Leaf, Place, numpy_leaf, parse_skeleton
+
+__all__ = ["PRNGKeys", "ResultReader", "ResultsAs"]
+
+ResultsAs = Literal["auto", "numpy", "jax"]
+Classes = Mapping[tuple[str, str], type]
+
+
+class PRNGKeys:
+    """Typed PRNG keys in a process without jax: opaque, but a persistent function takes them.
+
+    Attributes:
+        impl: name of the PRNG implementation.
+        data: the keys' numbers, uint32.
+    """
+
+    def __init__(self, impl: str, data: Any) -> None:
+        self.impl = impl
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"PRNGKeys(impl={self.impl!r}, data={self.data!r})"
+
+
+class ResultReader:
+    """Rebuilds results as trees of this process's own classes.
+
+    Args:
+        classes: the classes that were met when functions and arguments were packed.
+    """
+
+    def __init__(self, classes: Classes) -> None:
+        self._classes = classes
+        self._layouts: dict[bytes, Layout] = {}
+
+    def read(
+        self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+    ) -> Any:
+        """The result of a call.
+
+        Raises:
+            ResultError: when it holds an object of a class that this process does not have.
+            ArgumentError: when it holds a dtype that needs a package which is not installed.
+            ProtocolError: when it cannot be read.
+        """
+        layout = self._layouts.get(skeleton)
+        if layout is None:
+            layout = self._layouts[skeleton] = parse_skeleton(skeleton, self._find_class)
+        layout.check(blob, buffers)
+        read = _reader(results)
+        leaves = [
+            read(leaf, place, blob, buffers)
+            for leaf, place in zip(layout.leaves, layout.places, strict=True)
+        ]
+        return layout.build(leaves)
+
+    def _find_class(self, module: str, name: str, fields: tuple[str, ...] | None) -> type:
+        found: Any = self._classes.get((module, name)) or _loaded(module, name)
+        if fields is not None:
+            fits = isinstance(found, type) and getattr(found, "_fields", None) == fields
+            return found if fits else _substitute(name.rpartition(".")[2], fields)
+        if isinstance(found, type) and (is_dataclass(found) or (module, name) in self._classes):
+            return found
+        raise ResultError(
+            f"the result holds a {module}.{name}, which this process has not imported. Import "
+            "its class here, or return dicts, lists and tuples from the function."
+        )
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A class of a module that is already loaded; nothing is imported for the server."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _substitute(name: str, fields: tuple[str, ...]) -> type:
+    """A named tuple like the one that the server has and this process has not."""
+    return namedtuple(name, fields)  # noqa: PYI024  its fields are known only here
+
+
+Read = Callable[[Leaf, Place, bytes, Sequence[memoryview]], Any]
+
+
+def _reader(results: ResultsAs) -> Read:
+    if results == "jax" or (results == "auto" and loaded_jax() is not None):
+        return _read_jax
+    if results == "numpy" or "numpy" in sys.modules:
+        return _read_numpy
+    return _read_lazy
+
+
+def _read_numpy(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    array = numpy_leaf(leaf, place, blob, buffers)
+    if place.buffer < 0:
+        array = array.copy()  # the blob is read-only, and shared by all that lies in it
+    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
+
+
+def _read_jax(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    array = numpy_leaf(leaf, place, blob, buffers)
+    return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
+
+
+def _read_lazy(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    if place.buffer >= 0:
+        data = buffers[place.buffer]
+    else:
+        data = memoryview(blob)[place.offset : place.offset + leaf.nbytes]
+    array = LazyArray(leaf.dtype, leaf.shape, data)
+    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array

@@ -1,0 +1,139 @@
+"""Which server a client talks to, and how it proves itself: arguments, environment, config file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxd_protocol.addresses import DEFAULT_TCP_PORT, Address
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.tokens import config_dir, default_token_file, read_token_file
+
+__all__ = ["Settings", "config_file"]
+
+_CONFIG_TYPES: Mapping[str, type] = {"server": str, "token_file": str, "autostart": bool}
+
+
+def config_file() -> str:
+    """The user's file of lasting choices: `$XDG_CONFIG_HOME/jaxd/config.toml`."""
+    return os.path.join(config_dir(), "config.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one client was told, from wherever it was told.
+
+    Attributes:
+        server: the address to use; None: the local server of this environment.
+        token: the token itself, never shown in a repr; None: see `token_file`.
+        token_file: the file that holds the token; None: the one that `jaxd token` writes.
+        autostart: whether a local server may be started when none runs.
+        inline: whether functions run in this process, without any server.
+    """
+
+    server: Address | None = None
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    autostart: bool = True
+    inline: bool = False
+
+    @classmethod
+    def resolve(
+        cls,
+        server: Address | str | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        token: str | None = None,
+    ) -> Settings:
+        """The settings of this moment: arguments, else environment, else config file.
+
+        Args:
+            server: `unix:///path` or `tcp://host:port`.
+            host: a TCP host, instead of `server`; localhost when only `port` is given.
+            port: a TCP port, instead of `server`; 18861 when only `host` is given.
+            token: the token itself.
+
+        Raises:
+            ConfigurationError: when an address cannot be read, both `server` and `host` or
+                `port` are given, or the config file is broken.
+        """
+        file = _read_config()
+        environment = os.environ
+        return cls(
+            server=_address_of_arguments(server, host, port)
+            or _address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
+            or _address(file.get("server"), f"`server` in {config_file()}"),
+            token=token or environment.get("JAXD_TOKEN") or None,
+            token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
+            autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
+            inline=environment.get("JAXD_INLINE", "") not in {"", "0"},
+        )
+
+    def read_token(self) -> str | None:
+        """The token to prove, None when there is none; read anew on each call.
+
+        Raises:
+            ConfigurationError: when a token file that was named is missing, or any that is used
+                is empty or readable by others.
+        """
+        if self.token is not None:
+            return self.token
+        if self.token_file is not None:
+            return read_token_file(os.path.expanduser(self.token_file))
+        default = default_token_file()
+        return read_token_file(default) if os.path.exists(default) else None
+
+
+def _address_of_arguments(
+    server: Address | str | None, host: str | None, port: int | None
+) -> Address | None:
+    if host is None and port is None:
+        return server if isinstance(server, Address) else _address(server, "server")
+    if server is not None:
+        raise ConfigurationError(
+            "both server and host or port are given. Leave out host and port, or server."
+        )
+    return Address.tcp(host or "localhost", DEFAULT_TCP_PORT if port is None else port)
+
+
+def _address(text: str | None, source: str) -> Address | None:
+    if not text:
+        return None
+    try:
+        return Address.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+
+
+def _read_config() -> Mapping[str, Any]:
+    path = config_file()
+    try:
+        file = open(path, "rb")  # noqa: SIM115  closed below
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}. Make it readable or remove it."
+        ) from error
+    import tomllib  # most clients have no such file
+
+    with file:
+        try:
+            config = tomllib.load(file)
+        except ValueError as error:  # no TOML, or no UTF-8
+            raise ConfigurationError(f"{path} is not TOML: {error}. Correct that line.") from error
+    for name, value in config.items():
+        _check_entry(path, name, value)
+    return config
+
+
+def _check_entry(path: str, name: str, value: object) -> None:
+    wanted = _CONFIG_TYPES.get(name)
+    if wanted is None:
+        known = ", ".join(_CONFIG_TYPES)
+        raise ConfigurationError(f"{path}: {name!r} is not a setting; remove it (known: {known}).")
+    if not isinstance(value, wanted):
+        example = '"…"' if wanted is str else "true or false"
+        raise ConfigurationError(f"{path}: {name} must be written as {name} = {example}.")

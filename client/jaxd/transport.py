@@ -1,0 +1,347 @@
+"""The client's end of a connection: many callers, one reader at a time, no needless thread.
+
+A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
+hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
+by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
+where it stopped (see `jaxd_protocol.wire.reading`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rpyc.core.service import VoidService
+
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+
+__all__ = ["Answers", "ClientConnection", "Pending"]
+
+_LARGE_BYTES = 1 << 16
+
+
+class Answers(Protocol):
+    """What the client answers when the server asks."""
+
+    def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
+        """The answer to `describe` or `code`."""
+
+    def event(self, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Call `number` reports something; called by whoever reads, so it must be quick."""
+
+
+class Pending:
+    """A request without a reply so far.
+
+    Attributes:
+        done: whether `value` and `frame`, or `error`, are there.
+        gate: released when the waiting thread has to look again.
+        then: called, by whoever reads, when nobody waits for the reply.
+    """
+
+    __slots__ = ("done", "error", "frame", "gate", "then", "value")
+
+    def __init__(self, then: Callable[[Pending], None] | None = None) -> None:
+        self.done = False
+        self.value: Value = None
+        self.frame: Frame | None = None
+        self.error: Exception | None = None
+        self.gate: threading.Lock | None = None
+        self.then = then
+
+    def wake(self) -> None:
+        """Lets the waiting thread, if there is one, look again."""
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.release()
+
+    def result(self) -> tuple[Value, Frame]:
+        """The reply; raises what took its place."""
+        if self.error is not None:
+            raise self.error
+        assert self.frame is not None
+        return self.value, self.frame
+
+
+class ClientConnection(BulkConnection):
+    """An open, authenticated connection. Thread-safe.
+
+    Args:
+        stream: connected, past the handshake.
+        max_frame_bytes: what the server takes.
+        answers: who answers the server's questions.
+    """
+
+    def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
+        super().__init__(VoidService(), BulkChannel(stream, max_frame_bytes), {})
+        self._answers = answers
+        self._pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
+        self._reading = False  # whether some thread is in charge of reading
+        self._unattended = 0  # requests whose reply nobody waits for
+        self._wanted = threading.Event()  # the connection's own thread should read
+        self._attendant: threading.Thread | None = None
+        _open_connections.add(self)
+        weakref.finalize(self, self._wanted.set)  # the attendant waits for nothing else
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can still be made."""
+        return not self._closed
+
+    def request(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview] = (),
+        deadline: float | None = None,
+    ) -> tuple[Value, Frame]:
+        """The server's reply, and the frame with its buffers.
+
+        Args:
+            verb: what to call.
+            args: plain values.
+            buffers: bulk data beside them.
+            deadline: `time.monotonic()` after which to stop waiting.
+
+        Raises:
+            ConnectionLost: when the connection ended before the reply came.
+            DeadlineExceeded: when the deadline passed.
+            LimitExceeded: when the request is larger than the server takes.
+        """
+        seq = next(self.numbers)
+        pending = self._pending[seq] = Pending()
+        try:
+            self._send(seq, verb, args, buffers)
+            self._wait(pending, deadline)
+        except BaseException:
+            self._give_up(seq, pending)
+            raise
+        return pending.result()
+
+    def submit(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        then: Callable[[Pending], None],
+    ) -> None:
+        """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
+
+        Raises:
+            ConnectionLost: when it could not be sent; `then` is not called.
+            LimitExceeded: when the request is larger than the server takes.
+        """
+        seq = next(self.numbers)
+        pending = self._pending[seq] = Pending(then)
+        with self._lock:
+            self._unattended += 1
+        try:
+            self._attend()
+            self._send(seq, verb, args, buffers)
+        except BaseException:
+            self._forget(seq, pending)
+            raise
+        if self._closed:
+            self._fail_all(ConnectionLost(_LOST))
+
+    def _send(
+        self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> None:
+        if self._closed:
+            raise ConnectionLost(_LOST)
+        if len(self._pending) > 1 and sum(map(len, buffers)) > _LARGE_BYTES:
+            self._attend()  # replies must be taken while this thread is stuck in sending
+        try:
+            self.send_request(seq, verb, args, buffers)
+        except EOFError as error:
+            raise ConnectionLost(_LOST) from error
+
+    # reading ----------------------------------------------------------------------------------
+
+    def _wait(self, pending: Pending, deadline: float | None) -> None:
+        while not pending.done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    "the call's timeout_s passed before its result arrived. The server may still "
+                    "be working on it; give the call more time, or wait and repeat it."
+                )
+            leading = False
+            gate = None
+            try:
+                with self._lock:
+                    if self._reading:
+                        gate = pending.gate = threading.Lock()
+                        gate.acquire()
+                    else:
+                        leading = True  # first, so that an interrupt in between is made good
+                        self._reading = True
+                if leading:
+                    self._read_until(lambda: pending.done, deadline)
+                elif gate is not None and not pending.done:
+                    gate.acquire(timeout=-1 if deadline is None else _left(deadline))
+            finally:
+                pending.gate = None
+                self._hand_on(leading)
+
+    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> None:
+        """Reads and dispatches for everybody; the connection's end is dispatched as well."""
+        reader = self._channel.reader
+        try:
+            while not enough():
+                if deadline is not None and not self._channel.poll(_left(deadline)):
+                    return
+                self.dispatch(reader.peek())
+                reader.advance()
+        except (EOFError, OSError) as error:
+            self._fail_all(ConnectionLost(_LOST), error)
+        except JaxdError as error:
+            self._fail_all(error)
+
+    def _hand_on(self, leading: bool) -> None:
+        """Somebody else becomes the reader, if there is anybody and nobody reads already."""
+        with self._lock:
+            if leading:
+                self._reading = False
+            elif self._reading:
+                return
+            waiting = (p for p in list(self._pending.values()) if p.gate is not None and not p.done)
+            successor = next(waiting, None)
+        if successor is not None:
+            successor.wake()
+        elif self._unattended:
+            self._attend()
+
+    def _attend(self) -> None:
+        """Makes sure that the connection's own thread reads when nobody else does."""
+        with self._lock:
+            if self._attendant is None:
+                self._attendant = threading.Thread(
+                    target=_attendant, args=(weakref.ref(self), self._wanted),
+                    name="jaxd-reader", daemon=True,
+                )  # fmt: skip
+                self._attendant.start()
+            if not self._reading:
+                self._wanted.set()
+
+    def attend_once(self) -> None:
+        """The connection's own thread reads until no reply is left that nobody waits for."""
+        with self._lock:
+            if self._reading:
+                return  # that reader will hand on
+            self._reading = True
+        try:
+            self._read_until(lambda: not self._unattended)
+        finally:
+            self._hand_on(True)
+
+    def _give_up(self, seq: int, pending: Pending) -> None:
+        """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
+        with self._lock:
+            if self._closed or self._pending.get(seq) is not pending:
+                self._pending.pop(seq, None)
+                return
+            pending.then = _ignore
+            self._unattended += 1
+        self._attend()
+
+    def _forget(self, seq: int, pending: Pending) -> None:
+        with self._lock:
+            if self._pending.pop(seq, None) is not None and pending.then is not None:
+                self._unattended -= 1
+
+    def shut(self) -> None:
+        """Ends the connection; its own thread ends with it."""
+        super().shut()
+        self._wanted.set()
+
+    # what arrives -----------------------------------------------------------------------------
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """A reply came; each step may be repeated, because an interrupt may fall in between."""
+        pending = self._pending.get(seq)
+        if pending is None:
+            return
+        if failed:
+            pending.error = value if isinstance(value, Exception) else ConnectionLost(str(value))
+        pending.value, pending.frame = value, frame
+        self._finish(seq, pending)
+
+    def _finish(self, seq: int, pending: Pending) -> None:
+        pending.done = True
+        pending.wake()
+        then = pending.then
+        self._forget(seq, pending)
+        if then is not None:
+            then(pending)
+
+    def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
+        self.shut()
+        error.__cause__ = cause
+        for seq, pending in list(self._pending.items()):
+            pending.error = error
+            self._finish(seq, pending)
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """The server reports an event, or asks something while a call of ours is open."""
+        if verb == "event":
+            number, kind, content = args
+            self._answers.event(number, kind, json.loads(content))
+            return
+        # in a thread of its own: an answer may be large, and whoever reads must go on reading
+        threading.Thread(
+            target=self._answer, args=(seq, verb, args), name="jaxd-answer", daemon=True
+        ).start()
+
+    def _answer(self, seq: int, verb: str, args: tuple[Value, ...]) -> None:
+        try:
+            self.send_reply(seq, *self._answers.question(verb, args))
+        except (EOFError, JaxdError, KeyError):
+            self.shut()  # the server must not wait for an answer that does not come
+
+    def abandon(self) -> None:
+        """In the child of a fork: the parent's requests are none of the child's business."""
+        super().abandon()
+        self._lock = threading.Lock()
+        self._pending = {}
+
+
+_LOST = "the connection to the server ended while a call was open."
+
+_open_connections: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
+
+
+def _ignore(pending: Pending) -> None:
+    """Takes the reply that nobody waits for any more."""
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _attendant(connection: weakref.ref[ClientConnection], wanted: threading.Event) -> None:
+    """Reads whenever it is wanted; does not keep an unused connection alive."""
+    while True:
+        wanted.wait()
+        wanted.clear()
+        here = connection()
+        if here is None or not here.alive:
+            return
+        here.attend_once()
+        del here
+
+
+def _abandon_all() -> None:
+    for connection in list(_open_connections):
+        connection.abandon()
+    _open_connections.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
