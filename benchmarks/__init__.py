@@ -1,0 +1,8 @@
+"""Ratios between jaxd and what people use today, measured interleaved in one run.
+
+`python -m benchmarks` prints a table and writes it, with its data and a plot, under `docs/`.
+Nothing here is a test of correctness, and no figure is compared between machines: only ratios
+of medians that were taken in turn, in one run, are kept.
+"""
+
+from __future__ import annotations

@@ -1,0 +1,68 @@
+"""The driver's side of a measurement: time calls when asked, answer in one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["answer_requests", "each", "median_seconds", "serve_until_input_closes", "together"]
+
+Measurement = Callable[[int], float]
+"""Takes a number of calls, makes them and returns seconds."""
+
+
+def median_seconds(call: Callable[[], object], calls: int) -> float:
+    """The p50 of `calls` calls, one after another, in seconds."""
+    clock = time.perf_counter_ns
+    taken = []
+    for _ in range(calls):
+        began = clock()
+        call()
+        taken.append(clock() - began)
+    return statistics.median(taken) / 1e9
+
+
+def each(call: Callable[[], object]) -> Measurement:
+    """Measures the p50 of single calls."""
+    return lambda calls: median_seconds(call, calls)
+
+
+def together(make: Callable[[int], object]) -> Measurement:
+    """Measures the mean of calls that `make` makes all at once, in seconds per call."""
+
+    def mean_seconds(calls: int) -> float:
+        began = time.perf_counter_ns()
+        make(calls)
+        return (time.perf_counter_ns() - began) / 1e9 / calls
+
+    return mean_seconds
+
+
+def answer_requests(measurements: Mapping[str, Measurement]) -> None:
+    """Says that the driver is ready, then measures what it is asked for until input closes."""
+    say({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        say({"seconds": measurements[request["measure"]](request["calls"])})
+
+
+def serve_until_input_closes(serve: Callable[[], object], **greeting: Any) -> None:
+    """Runs `serve` in the background, says `greeting`, and exits when input closes.
+
+    So a peer never outlives the benchmark that started it, however that ended.
+    """
+    threading.Thread(target=serve, daemon=True).start()
+    say(greeting)
+    sys.stdin.read()
+    os._exit(0)
+
+
+def say(message: Mapping[str, Any]) -> None:
+    """Writes one JSON line to the parent."""
+    print(json.dumps(message), flush=True)

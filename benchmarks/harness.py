@@ -1,0 +1,183 @@
+"""Rows, variants and ratios: what is measured, in turn, and how medians become verdicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks.stage import Stage
+
+__all__ = ["Comparison", "Outcome", "Row", "RowResult", "Sampler", "Target", "Variant", "measure"]
+
+Sampler = Callable[[], float]
+"""Measures one round and returns its figure in seconds (a p50, or a mean per call)."""
+
+Report = Callable[[str], None]
+"""Told what is about to be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a ratio has to reach: `at most 1.3` or `at least 10`."""
+
+    bound: Literal["at most", "at least"]
+    value: float
+
+    def is_met_by(self, ratio: float) -> bool:
+        """Whether the ratio reaches the target; the bound itself does."""
+        return ratio <= self.value if self.bound == "at most" else ratio >= self.value
+
+    def share_used(self, ratio: float) -> float:
+        """How much of the target a ratio uses: 1.0 is just met, less is better."""
+        return ratio / self.value if self.bound == "at most" else self.value / ratio
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.bound == 'at most' else '≥'} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do a row's work.
+
+    Attributes:
+        name: how tables and comparisons call it.
+        start: brings it to the point where it can be measured again and again.
+        needs: importable modules without which it is left out.
+        flag: the command line flag without which it is left out, if any.
+    """
+
+    name: str
+    start: Callable[[Stage], Sampler]
+    needs: tuple[str, ...] = ()
+    flag: str | None = None
+
+    def missing(self, stage: Stage) -> str | None:
+        """Why this variant cannot be measured here, or None when it can."""
+        if self.flag and self.flag not in stage.flags:
+            return f"asked for by --{self.flag}"
+        for module in self.needs:
+            if module in stage.without or importlib.util.find_spec(module) is None:
+                return f"{module} is left out" if module in stage.without else f"no {module} here"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A ratio: the sum of the `over` figures by that of the `under` ones and an allowance.
+
+    Attributes:
+        text: the ratio in words, `a / b`.
+        over: names of variants.
+        under: names of variants.
+        target: what to reach; None for a ratio that is only told.
+        allowance_s: seconds that are added below the line.
+    """
+
+    text: str
+    over: tuple[str, ...]
+    under: tuple[str, ...]
+    target: Target | None
+    allowance_s: float = 0.0
+
+    def ratio(self, seconds: Mapping[str, float]) -> float:
+        """The ratio for one set of figures, by variant name."""
+        below = sum(seconds[name] for name in self.under) + self.allowance_s
+        return sum(seconds[name] for name in self.over) / below
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table: variants measured in turn, and the ratios between them."""
+
+    name: str
+    title: str
+    variants: tuple[Variant, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One comparison with what came out.
+
+    Attributes:
+        ratio: of the medians; None when a variant was left out.
+        lowest: the lowest ratio of any single round.
+        highest: the highest one.
+    """
+
+    comparison: Comparison
+    ratio: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+
+    @property
+    def verdict(self) -> Literal["pass", "miss", "not measured", "no target"]:
+        """The word for the table."""
+        if self.ratio is None:
+            return "not measured"
+        if self.comparison.target is None:
+            return "no target"
+        return "pass" if self.comparison.target.is_met_by(self.ratio) else "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row gave: every round's seconds by variant, and why others were left out."""
+
+    row: Row
+    rounds: Mapping[str, Sequence[float]]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median over all rounds, in seconds, by variant."""
+        return {name: statistics.median(seconds) for name, seconds in self.rounds.items()}
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Every comparison of the row, measured or not, in the order of the row."""
+        return [self._outcome(comparison) for comparison in self.row.comparisons]
+
+    def _outcome(self, comparison: Comparison) -> Outcome:
+        names = comparison.over + comparison.under
+        if any(name not in self.rounds for name in names):
+            return Outcome(comparison)
+        by_round = zip(*(self.rounds[name] for name in names), strict=True)
+        single = [comparison.ratio(dict(zip(names, one, strict=True))) for one in by_round]
+        return Outcome(comparison, comparison.ratio(self.medians), min(single), max(single))
+
+
+def measure(row: Row, stage: Stage, rounds: int, report: Report = lambda _: None) -> RowResult:
+    """What every variant that can run here takes, sampled in turn: A B C A B C.
+
+    One warm-up round comes first and is thrown away. Whatever the variants started is ended
+    before this returns.
+    """
+    left_out = {v.name: why for v in row.variants if (why := v.missing(stage)) is not None}
+    present = [variant for variant in row.variants if variant.name not in left_out]
+    with stage.fresh() as own:
+        report(f"{row.name}: starting")
+        samplers = {variant.name: variant.start(own) for variant in present}
+        figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"))
+    return RowResult(row, figures, left_out)
+
+
+def interleave(
+    samplers: Mapping[str, Sampler], rounds: int, report: Report = lambda _: None
+) -> dict[str, list[float]]:
+    """Samples each in turn, `rounds` times after one discarded warm-up round."""
+    figures: dict[str, list[float]] = {name: [] for name in samplers}
+    for name, step in _steps(samplers, rounds):
+        report(f"{'warm-up' if step == 0 else f'round {step} of {rounds}'}, {name}")
+        seconds = samplers[name]()
+        if step > 0:
+            figures[name].append(seconds)
+    return figures
+
+
+def _steps(names: Iterable[str], rounds: int) -> Iterable[tuple[str, int]]:
+    ordered = list(names)
+    return ((name, step) for step in range(rounds + 1) for name in ordered)

@@ -1,0 +1,106 @@
+"""Whole processes, from fork to exit, whose function the server already knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
+from benchmarks.stage import Stage
+
+__all__ = ["FRESH_PROCESS", "FRESH_SCALAR"]
+
+_PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+
+_CACHE_EVERYTHING = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def _program(stage: Stage, *command: str, **extra: str) -> Sampler:
+    """Times one whole process a round; a fact that it prints must agree with the others'."""
+
+    def sample() -> float:
+        seconds, output = stage.process_seconds(*command, **extra)
+        if output:
+            fact, value = output.split()
+            stage.agree(fact, float(value))
+        return seconds
+
+    return sample
+
+
+def _train(mode: str, **extra: str) -> Callable[[Stage], Sampler]:
+    def start(stage: Stage) -> Sampler:
+        blocks = str(stage.sizes.blocks)
+        return _program(stage, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
+
+    return start
+
+
+def _train_with_jaxd(mode: str) -> Callable[[Stage], Sampler]:
+    return lambda stage: _train(mode, JAXD_SERVER=stage.own_server().unix)(stage)
+
+
+def _train_with_disk_cache(stage: Stage) -> Sampler:
+    folder = str(stage.directory / "jax-cache")
+    return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **_CACHE_EVERYTHING)(stage)
+
+
+def _scalar_with_jaxd(stage: Stage) -> Sampler:
+    return _program(stage, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=stage.own_server().unix)
+
+
+FRESH_PROCESS = Row(
+    name="fresh",
+    title="Fresh process to first result: a train step of 16 attention blocks, already known",
+    variants=(
+        Variant("imports", _train("imports")),
+        Variant("jaxd", _train_with_jaxd("jaxd"), needs=("jaxd", "jax")),
+        Variant("jax, disk cache", _train_with_disk_cache, needs=("jax",)),
+        Variant("jax, cold", _train("jax", JAX_ENABLE_COMPILATION_CACHE="0"), needs=("jax",)),
+        Variant("jax imports", _train("jax-imports"), needs=("jax",)),
+        Variant("jaxd and jax", _train_with_jaxd("jaxd-and-jax"), needs=("jaxd", "jax")),
+    ),
+    comparisons=(
+        Comparison(
+            "jaxd / a process that only imports numpy, rpyc and cloudpickle",
+            over=("jaxd",),
+            under=("imports",),
+            target=Target("at most", 1.3),
+        ),
+        Comparison(
+            "plain jax with its disk cache warm / jaxd",
+            over=("jax, disk cache",),
+            under=("jaxd",),
+            target=Target("at least", 10),
+        ),
+        Comparison("plain jax, cold / jaxd", over=("jax, cold",), under=("jaxd",), target=None),
+        Comparison(
+            "jaxd in a script that imports jax at its top / (those imports + 0.1 s)",
+            over=("jaxd and jax",),
+            under=("jax imports",),
+            target=Target("at most", 1),
+            allowance_s=0.1,
+        ),
+    ),
+)
+
+FRESH_SCALAR = Row(
+    name="scalar",
+    title="Fresh process without arrays: start, reply, exit",
+    variants=(
+        Variant("imports", lambda stage: _program(stage, "-c", "import rpyc, cloudpickle")),
+        Variant("jaxd", _scalar_with_jaxd, needs=("jaxd", "jax")),
+        Variant("interpreter", lambda stage: _program(stage, "-c", "pass")),
+    ),
+    comparisons=(
+        Comparison(
+            "jaxd / python -c 'import rpyc, cloudpickle'",
+            over=("jaxd",),
+            under=("imports",),
+            target=Target("at most", 1.5),
+        ),
+    ),
+)

@@ -1,0 +1,120 @@
+"""Small warm calls: one at a time against the peers, and many in flight on one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
+from benchmarks.isolation import loopback_only
+from benchmarks.processes import Driver
+from benchmarks.stage import Stage
+
+__all__ = ["IN_FLIGHT", "SMALL_CALL"]
+
+
+def _sampler(driver: Driver, what: str, calls: int) -> Sampler:
+    return lambda: driver.seconds(what, calls)
+
+
+def _jaxd(what: str) -> Callable[[Stage], Sampler]:
+    def start(stage: Stage) -> Sampler:
+        driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix, "64")
+        return _sampler(driver, what, stage.sizes.calls)
+
+    return start
+
+
+def _echo(stage: Stage) -> Sampler:
+    path = stage.socket_path("echo")
+    stage.service("benchmarks.echo_server", path)
+    driver = stage.driver("benchmarks.drivers.rpyc_echo", path)
+    return _sampler(driver, "small", stage.sizes.calls)
+
+
+def _local_jit(stage: Stage) -> Sampler:
+    driver = stage.driver("benchmarks.drivers.local_jit")
+    return _sampler(driver, "small", stage.sizes.calls)
+
+
+def _naive(stage: Stage) -> Sampler:
+    port = stage.service("benchmarks.naive_server")["port"]
+    driver = stage.driver("benchmarks.drivers.naive_calls", str(port))
+    return _sampler(driver, "small", stage.sizes.calls)
+
+
+def _ray(stage: Stage) -> Sampler:
+    prefix = stage.enter(loopback_only())
+    driver = stage.driver(
+        "benchmarks.drivers.ray_actor",
+        str(stage.directory / "ray"),
+        prefix=prefix,
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    return _sampler(driver, "small", stage.sizes.calls)
+
+
+def _dask(stage: Stage) -> Sampler:
+    prefix = stage.enter(loopback_only())
+    driver = stage.driver("benchmarks.drivers.dask_submit", prefix=prefix)
+    return _sampler(driver, "small", stage.sizes.slow_calls)
+
+
+_JAXD = ("jaxd", "jax")
+
+SMALL_CALL = Row(
+    name="small",
+    title="Small call, warm, Unix socket, p50",
+    variants=(
+        Variant("jaxd", _jaxd("small"), needs=_JAXD),
+        Variant("rpyc echo", _echo),
+        Variant("local jit", _local_jit, needs=("jax",)),
+        Variant("naive server", _naive, needs=("jax",)),
+        Variant("Ray actor", _ray, needs=("ray", "jax"), flag="ray"),
+        Variant("Dask submit", _dask, needs=("distributed", "jax"), flag="dask"),
+    ),
+    comparisons=(
+        Comparison(
+            "jaxd / (stock rpyc echo with a cached method + local jit dispatch)",
+            over=("jaxd",),
+            under=("rpyc echo", "local jit"),
+            target=Target("at most", 1.5),
+        ),
+        Comparison(
+            "naive server (rpyc ThreadedServer, cloudpickle, cached jit; TCP) / jaxd",
+            over=("naive server",),
+            under=("jaxd",),
+            target=Target("at least", 3),
+        ),
+        Comparison(
+            "Ray actor / jaxd",
+            over=("Ray actor",),
+            under=("jaxd",),
+            target=Target("at least", 5),
+        ),
+        Comparison("Dask submit / jaxd", over=("Dask submit",), under=("jaxd",), target=None),
+    ),
+)
+
+IN_FLIGHT = Row(
+    name="in-flight",
+    title="Small calls on one connection, seconds per call",
+    variants=(
+        Variant("one at a time", _jaxd("one at a time"), needs=_JAXD),
+        Variant("submit, 64 in flight", _jaxd("submit"), needs=_JAXD),
+        Variant("map", _jaxd("map"), needs=_JAXD),
+    ),
+    comparisons=(
+        Comparison(
+            "calls per second: submit with 64 in flight / one at a time",
+            over=("one at a time",),
+            under=("submit, 64 in flight",),
+            target=Target("at least", 2),
+        ),
+        Comparison(
+            "calls per second: map / one at a time",
+            over=("one at a time",),
+            under=("map",),
+            target=Target("at least", 2),
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+import jaxd
+from jaxd.cli import main
+from jaxd.commands import status
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import AuthenticationFailed, NoServer
+from tests.server.host_process import HostProcess
+
+StartHost = Callable[..., HostProcess]
+
+
+def test_without_a_server_it_exits_with_3_and_starts_none(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asking is not calling."""
+    assert main(["status"]) == 3
+    assert capsys.readouterr().err.endswith("Start one: jaxd start\n")
+    assert not (runtime / "jaxd").exists()
+
+
+def test_without_a_server_json_says_absent(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shape is the same as with one."""
+    assert main(["status", "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["worker_state"], report["host"], report["worker"]) == ("absent", None, {})
+
+
+def test_json_is_what_the_host_says(
+    start_host: StartHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the address that was asked."""
+    address = start_host().wait_until_ready()["address"]
+    assert main(["status", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["server"] == address
+    assert report["worker_state"] == "ready"
+    assert report["worker"]["calls"] == 0
+
+
+def test_a_worker_that_hangs_is_reported(
+    start_host: StartHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The host answers for it."""
+    start_host().wait_until_ready()
+    assert main(["status", "--json"]) == 0
+    worker_pid = json.loads(capsys.readouterr().out)["host"]["worker_pid"]
+    os.kill(worker_pid, signal.SIGSTOP)
+    assert main(["status"]) == 0
+    assert "busy: no word from the worker for 0." in capsys.readouterr().out
+
+
+def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters, what runs, and where the log is."""
+    report = {
+        "host": {"pid": 7, "uptime_s": 7200.0, "restarts": 0, "log": "/l"},
+        "worker": {
+            "calls": 12345,
+            "traces": 1,
+            "executable_hits": 2,
+            "bytes_received": 64e6,
+            "running": [{"function": "train_step", "seconds": 300.0}],
+        },
+        "worker_state": "ready",
+        "worker_silent_s": 0.0,
+    }
+    assert "\n".join(status._lines(Address.unix("/s"), report)) == (
+        "server    unix:///s\n"
+        "state     ready\n"
+        "host      process 7, up 2 h, 0 restarts of the worker\n"
+        "did       12,345 calls, 1 traces, 0 compiles, 2 hits, 0 loads\n"
+        "holds     0 functions, 0 executables, 0 values, 0 connections\n"
+        "traffic   64 MB received, 0 B sent\n"
+        "running   train_step for 5 min\n"
+        "log       /l"
+    )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    calls: int = 3
+
+
+class FakeClient:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def statistics(self) -> Statistics:
+        return Statistics()
+
+
+def test_a_server_elsewhere_is_asked_on_its_own_address(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its control socket is out of reach."""
+    monkeypatch.setattr(jaxd, "connect", lambda address: FakeClient(), raising=False)
+    assert main(["status", "--json", "--server", "tcp://gpu-host:1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "server": "tcp://gpu-host:1",
+        "worker_state": "ready",
+        "host": None,
+        "worker": {"calls": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NoServer("none. Start it."), 3), (AuthenticationFailed("no. Get it."), 1)]
+)
+def test_a_server_elsewhere_may_be_absent_or_refuse(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    """Only the first means that no server runs."""
+
+    def connect(_: str) -> FakeClient:
+        raise error
+
+    monkeypatch.setattr(jaxd, "connect", connect, raising=False)
+    assert main(["status", "--server", "tcp://gpu-host:1"]) == code

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxd import control_client
+from jaxd.control_client import ask, stop_and_wait
+from jaxd_protocol.errors import ConnectionLost
+from tests.server.host_process import HostProcess
+
+
+def test_where_nobody_is_there_is_no_reply(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file, or no such sockets on this system."""
+    path = str(runtime / "control")
+    assert ask(path, {"ask": "status"}) is None
+    assert not stop_and_wait(path)
+    monkeypatch.delattr(socket, "AF_UNIX")
+    assert ask(path, {"ask": "status"}) is None
+
+
+def test_a_host_replies(start_host: Callable[..., HostProcess]) -> None:
+    """With one object."""
+    host = start_host()
+    status = ask(host.wait_until_ready()["control"], {"ask": "status"})
+    assert status is not None
+    assert status["host"]["pid"] == host.process.pid
+
+
+def test_stopping_returns_when_the_files_are_gone(start_host: Callable[..., HostProcess]) -> None:
+    """So that the next start finds the way free."""
+    host = start_host()
+    control = Path(host.wait_until_ready()["control"])
+    assert stop_and_wait(str(control))
+    assert not control.exists()
+    code, said = host.wait()
+    assert code == 0
+    assert said.endswith('"event": "stopped", "exit_code": 0}\n')
+
+
+def test_stopping_now_does_not_wait_for_calls(start_host: Callable[..., HostProcess]) -> None:
+    """The running call is lost, as asked."""
+    host = start_host(FAKE_WORKER="busy")
+    assert stop_and_wait(host.wait_until_ready()["control"], now=True)
+    assert host.wait()[0] == 1
+
+
+def test_a_host_that_says_nothing_is_an_error(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not mistaken for one that is gone."""
+    monkeypatch.setattr(control_client, "_PATIENCE_S", 0.05)
+    path = str(runtime / "control")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        with pytest.raises(ConnectionLost, match=f"{path} but does not reply"):
+            ask(path, {"ask": "status"})
+
+
+def test_a_host_that_goes_away_has_no_reply(runtime: Path) -> None:
+    """Its end and its absence are the same to who asks."""
+    path = str(runtime / "control")
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        assert control_client._exchange(ours, path, {"ask": "status"}) is None

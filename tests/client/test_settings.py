@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxd.settings import Settings, config_file
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.tokens import default_token_file, write_token_file
+
+ARGUMENT, VARIABLE, FILE = (Address.tcp(name, 1) for name in ("argument", "variable", "file"))
+
+
+def write_config(text: str) -> None:
+    path = Path(config_file())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_nothing_said_means_the_local_server(runtime: Path) -> None:
+    """Started when it does not run, and needing no token."""
+    settings = Settings.resolve()
+    assert settings == Settings(server=None, autostart=True, inline=False)
+    assert settings.read_token() is None
+
+
+def test_an_argument_beats_the_environment_beats_the_file(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearer to the call, the stronger."""
+    write_config(f'server = "{FILE}"')
+    assert Settings.resolve().server == FILE
+    monkeypatch.setenv("JAXD_SERVER", str(VARIABLE))
+    assert Settings.resolve().server == VARIABLE
+    assert Settings.resolve(server=str(ARGUMENT)).server == ARGUMENT
+    assert Settings.resolve(server=ARGUMENT).server == ARGUMENT
+
+
+def test_host_and_port_complete_each_other(runtime: Path) -> None:
+    """localhost and 18861 are the defaults of TCP."""
+    assert Settings.resolve(port=1).server == Address.tcp("localhost", 1)
+    assert Settings.resolve(host="gpu").server == Address.tcp("gpu", 18861)
+
+
+def test_server_and_host_together_are_refused(runtime: Path) -> None:
+    """Nobody has to guess which of them counted."""
+    with pytest.raises(ConfigurationError, match="Leave out host and port"):
+        Settings.resolve(server="tcp://gpu", port=1)
+
+
+def test_a_bad_address_names_where_it_stands(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable set long ago in some profile is hard to remember."""
+    write_config('server = "gpu:1"')
+    with pytest.raises(ConfigurationError, match=r"`server` in .*config.toml: 'gpu:1' is not"):
+        Settings.resolve()
+    monkeypatch.setenv("JAXD_SERVER", "gpu")
+    with pytest.raises(ConfigurationError, match="JAXD_SERVER: 'gpu' is not an address"):
+        Settings.resolve()
+
+
+def test_switches_of_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`JAXD_AUTOSTART=0` and `JAXD_INLINE=1`."""
+    monkeypatch.setenv("JAXD_AUTOSTART", "0")
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    assert Settings.resolve() == Settings(autostart=False, inline=True)
+
+
+def test_autostart_can_be_switched_off_for_good(runtime: Path) -> None:
+    """In the config file."""
+    write_config("autostart = false")
+    assert not Settings.resolve().autostart
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("server = tcp://gpu", "is not TOML.*line 1"),
+        ("sevrer = 'tcp://gpu'", "'sevrer' is not a setting.*known: server, token_file"),
+        ("autostart = 0", "autostart = true or false"),
+        ("token_file = 1", 'token_file = "…"'),
+    ],
+)
+def test_a_broken_config_file_is_named(runtime: Path, text: str, reason: str) -> None:
+    """With what to correct; a typing error is never silently ignored."""
+    write_config(text)
+    with pytest.raises(ConfigurationError, match=f"{config_file()}.*{reason}"):
+        Settings.resolve()
+
+
+def test_the_token_is_found_in_order(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument, variable, file of the variable, file of the config, file of `jaxd token`."""
+    default = write_token_file(default_token_file())
+    assert Settings.resolve().read_token() == default
+    configured = write_token_file(str(runtime / "configured"))
+    write_config(f'token_file = "{runtime}/configured"')
+    assert Settings.resolve().read_token() == configured
+    named = write_token_file(str(runtime / "named"))
+    monkeypatch.setenv("JAXD_TOKEN_FILE", f"{runtime}/named")
+    assert Settings.resolve().read_token() == named
+    monkeypatch.setenv("JAXD_TOKEN", "variable")
+    assert Settings.resolve().read_token() == "variable"
+    assert Settings.resolve(token="argument").read_token() == "argument"
+
+
+def test_a_token_file_that_others_can_read_is_refused(runtime: Path) -> None:
+    """Also the default one: it is no secret any more."""
+    write_token_file(default_token_file())
+    Path(default_token_file()).chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        Settings.resolve().read_token()
+
+
+def test_a_token_is_not_shown() -> None:
+    """Settings end up in logs and tracebacks."""
+    assert "s3cret" not in repr(Settings(token="s3cret"))

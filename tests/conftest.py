@@ -1,0 +1,77 @@
+"""A world of its own for each test, and hosts to run in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd import Client, connect
+from tests.live_server import LiveServer
+from tests.server.host_process import HostProcess
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short, private directory that holds every file of this test; processes inherit it."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
+    for name in [name for name in os.environ if name.startswith("JAXD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / "config"))
+    folders = (str(ROOT / name) for name in ("client", "server", "shared"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def start_host(runtime: Path) -> Iterator[Callable[..., HostProcess]]:
+    """Starts hosts that are ended with the test; takes what `HostProcess` takes."""
+    hosts: list[HostProcess] = []
+
+    def start(*arguments: str, **options: Any) -> HostProcess:
+        hosts.append(HostProcess(*arguments, **options))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[LiveServer]:
+    """One real server for all tests that leave it as they found it."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    server = LiveServer(directory)
+    yield server
+    assert server.close() == 0
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def start_live(runtime: Path) -> Iterator[Callable[..., LiveServer]]:
+    """Starts real servers that are ended with the test; takes what `LiveServer` takes."""
+    servers: list[LiveServer] = []
+
+    def start(*arguments: str, **options: Any) -> LiveServer:
+        servers.append(LiveServer(runtime, *arguments, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def client(live: LiveServer) -> Iterator[Client]:
+    """A client of the common server, over its Unix socket."""
+    with connect(live.unix) as client:
+        yield client

@@ -1,0 +1,1 @@
+"""Behaviours of client and server together, over real sockets and in real processes."""

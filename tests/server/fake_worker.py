@@ -1,0 +1,91 @@
+"""A worker without jax: it keeps the tether's protocol and greets whoever connects.
+
+Started as the real one is, with one JSON argument. Each connection gets one line of JSON with the
+epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
+
+    fail    write two lines and exit with 3 before it is ready
+    busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+_LOOK_S = 0.02
+
+
+class FakeWorker:
+    def __init__(self, argument: dict[str, Any], mode: str) -> None:
+        self.epoch = argument["epoch"]
+        self.mode = mode
+        self.started_at = time.monotonic()
+        self.draining = False
+        self.held: list[socket.socket] = []
+        self.selector = selectors.DefaultSelector()
+        self.tether = socket.socket(fileno=argument["tether_fd"])
+        self.lines = self.tether.makefile("rw", encoding="utf-8")
+        self.selector.register(self.tether, selectors.EVENT_READ, self.on_tether)
+        for one in argument["listeners"]:
+            listening = socket.socket(fileno=one["fd"])
+            listening.setblocking(False)
+            self.selector.register(listening, selectors.EVENT_READ, self.on_caller)
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.lines.write(json.dumps(message) + "\n")
+        self.lines.flush()
+
+    def run(self) -> None:
+        self.say({"event": "accepting"})
+        self.say({"event": "ready"})
+        while not (self.draining and not self.running_calls()):
+            for key, _ in self.selector.select(_LOOK_S):
+                key.data(key.fileobj)
+
+    def running_calls(self) -> int:
+        released = os.path.exists(os.environ.get("FAKE_WORKER_RELEASE", ""))
+        return int(self.mode == "busy" and not released)
+
+    def on_caller(self, listening: socket.socket) -> None:
+        caller, _ = listening.accept()
+        self.held.append(caller)
+        with suppress(ConnectionError):  # it only wanted to know whether we answer
+            caller.sendall(json.dumps({"epoch": self.epoch, "pid": os.getpid()}).encode() + b"\n")
+
+    def on_tether(self, _: socket.socket) -> None:
+        line = self.lines.readline()
+        if not line:
+            sys.exit(0)  # the host is gone
+        message = json.loads(line)
+        if message["ask"] == "drain":
+            self.draining = True
+            self.say({"event": "draining"})
+        self.say({"answer": message["id"], "status": self.status()})
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "calls": len(self.held),
+            "connections": 0,
+            "running_calls": self.running_calls(),
+            "running": [],
+            "idle_s": time.monotonic() - self.started_at,
+            "epoch": self.epoch,
+        }
+
+
+def main() -> None:
+    mode = os.environ.get("FAKE_WORKER", "")
+    if mode == "fail":
+        print("loading the accelerator", flush=True)
+        sys.exit("libaccelerator.so: cannot open shared object file")
+    FakeWorker(json.loads(sys.argv[1]), mode).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.tokens import default_token_file, write_token_file
+from jaxd_server.arguments import parse_arguments
+from jaxd_server.options import ServerOptions
+
+
+def test_no_words_mean_the_defaults(runtime: Path) -> None:
+    """The defaults stand in one place only."""
+    assert parse_arguments([]) == ServerOptions()
+
+
+def test_several_addresses_may_be_opened(runtime: Path) -> None:
+    """`--listen` may be repeated, and the order is kept."""
+    options = parse_arguments(["--listen", "unix:///run/j/s", "--listen", "tcp://[::1]:0"])
+    assert options.listen == (Address.unix("/run/j/s"), Address.tcp("::1", 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("512M", 512 << 20), ("8GiB", 8 << 30), ("1KB", 1024), ("2T", 2 << 40)],
+)
+def test_sizes_may_have_a_unit(runtime: Path, text: str, size: int) -> None:
+    """Units are powers of 1024, however they are written."""
+    assert parse_arguments(["--max-frame-bytes", text]).max_frame_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--listen", "http://x"], "is not an address"),
+        (["--slots", "0"], "at least 1"),
+        (["--budget-bytes", "many"], "is not a size"),
+        (["--idle-timeout-s", "-1"], "is not a number of seconds"),
+        (["--idle-timeout-s", "nan"], "is not a number of seconds"),
+        (["--log-format", "xml"], "invalid choice"),
+        (["--nonsense"], "unrecognized arguments"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exits_with_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    """It says what is wrong and where to read on."""
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments(words)
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.startswith("jaxd: ")
+    assert said.endswith("See: jaxd serve --help\n")
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` shows a whole command that can be copied."""
+    with pytest.raises(SystemExit, match="0"):
+        parse_arguments(["--help"])
+    assert "jaxd serve --listen unix://" in capsys.readouterr().out
+
+
+def test_the_token_file_of_jaxd_token_is_found(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order: said, in the environment itself, named there, the default file."""
+    assert parse_arguments([]).token_file is None
+    write_token_file(default_token_file())
+    assert parse_arguments([]).token_file == default_token_file()
+    monkeypatch.setenv("JAXD_TOKEN_FILE", "/elsewhere")
+    assert parse_arguments([]).token_file == "/elsewhere"
+    monkeypatch.setenv("JAXD_TOKEN", "s3cret")
+    assert parse_arguments([]).token_file is None
+    assert parse_arguments(["--token-file", "/said"]).token_file == "/said"

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jaxd_server.lines import encode_line, messages
+
+
+def read(data: bytes, limit: int = 1 << 16) -> list[dict[str, Any]]:
+    """What `messages` makes of `data`."""
+
+    async def collect() -> list[dict[str, Any]]:
+        reader = asyncio.StreamReader(limit=limit)
+        reader.feed_data(data)
+        reader.feed_eof()
+        return [message async for message in messages(reader)]
+
+    return asyncio.run(collect())
+
+
+def test_messages_come_back_one_a_line() -> None:
+    """Line ends inside of strings do not tear a message."""
+    sent: list[dict[str, Any]] = [{"ask": "status"}, {"text": "two\nlines", "n": [1]}]
+    assert read(b"".join(encode_line(message) for message in sent)) == sent
+
+
+@pytest.mark.parametrize("data", [b"hello\n", b"[1]\n", b"\xff\n", b'{"a": ' + b"1" * 100 + b"}\n"])
+def test_anything_else_is_an_error(data: bytes) -> None:
+    """No JSON, no object, no text, too long: the reader is told, and does not guess."""
+    with pytest.raises(ValueError, match=r".+"):
+        read(data, limit=64)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import CannotListen
+from jaxd_server.listeners import listening_on
+
+FREE_PORT = Address.tcp("127.0.0.1", 0)
+
+
+def unix(path: Path) -> Address:
+    return Address.unix(str(path))
+
+
+def leave_a_dead_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+
+
+def test_a_missing_directory_is_made_private(runtime: Path) -> None:
+    """Nobody else can enter it, and the socket file goes with the server."""
+    path = runtime / "new" / "server.sock"
+    with listening_on([unix(path)]):
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
+    """With the command that mends it."""
+    runtime.chmod(0o755)
+    with (
+        pytest.raises(CannotListen, match=f"chmod 700 {runtime}"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass
+
+
+def test_the_socket_of_a_dead_server_is_replaced(runtime: Path) -> None:
+    """A crash does not have to be cleaned up by hand."""
+    path = runtime / "server.sock"
+    leave_a_dead_socket(path)
+    with listening_on([unix(path)]), socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+
+
+def test_the_socket_of_a_living_server_is_left_alone(runtime: Path) -> None:
+    """The error names the two ways out, and the other server still answers."""
+    path = runtime / "server.sock"
+    with listening_on([unix(path)]):
+        with (
+            pytest.raises(
+                CannotListen, match=r"already answers at .*`jaxd stop`.*another --listen"
+            ),
+            listening_on([unix(path)]),
+        ):
+            pass
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
+
+
+def test_a_file_that_is_no_socket_is_left_alone(runtime: Path) -> None:
+    """A mistyped path does not cost the user a file."""
+    path = runtime / "thesis.tex"
+    path.write_text("years of work")
+    with pytest.raises(CannotListen, match="is no socket"), listening_on([unix(path)]):
+        pass
+    assert path.read_text() == "years of work"
+
+
+def test_a_socket_that_somebody_else_put_there_is_not_removed(runtime: Path) -> None:
+    """At its end a server removes its own file only."""
+    path = runtime / "server.sock"
+    with listening_on([unix(path)]):
+        path.rename(runtime / "kept, so that its inode is not used again")
+        leave_a_dead_socket(path)
+    assert path.exists()
+
+
+def test_a_path_that_is_too_long_is_refused(runtime: Path) -> None:
+    """With the limit, and before anything is made."""
+    path = runtime / ("x" * 60) / ("y" * 60)
+    with pytest.raises(CannotListen, match=r"may have 107.*XDG_RUNTIME_DIR"):
+        listening_on([unix(path)]).__enter__()
+    assert not path.parent.exists()
+
+
+def test_port_0_becomes_the_port_that_was_given(runtime: Path) -> None:
+    """The listener's address is the one that clients can use."""
+    with listening_on([FREE_PORT]) as (listener,):
+        assert listener.address.port == listener.socket.getsockname()[1] != 0
+
+
+def test_a_port_in_use_is_named(runtime: Path) -> None:
+    """With the way to a free one."""
+    with listening_on([FREE_PORT]) as (first,):
+        port = first.address.port
+        with (
+            pytest.raises(CannotListen, match=rf"port {port} .*tcp://127\.0\.0\.1:0 takes a free"),
+            listening_on([first.address]),
+        ):
+            pass
+
+
+def test_a_host_that_does_not_exist_is_named(runtime: Path) -> None:
+    """A name that no resolver knows is the user's to correct."""
+    nowhere = Address.tcp("nowhere.invalid", 0)
+    with (
+        pytest.raises(CannotListen, match=r"nowhere.invalid:0.*another --listen"),
+        listening_on([nowhere]),
+    ):
+        pass
+
+
+def test_nothing_stays_open_when_a_later_address_fails(runtime: Path) -> None:
+    """A failed start leaves the machine as it was."""
+    path = runtime / "server.sock"
+    with pytest.raises(CannotListen), listening_on([unix(path), Address.unix("/" + "x" * 200)]):
+        pass
+    assert not path.exists()
+
+
+def test_a_full_disk_is_named_when_the_directory_is_made(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says that room is what is missing."""
+    monkeypatch.setattr(os, "makedirs", no_room)
+    with (
+        pytest.raises(CannotListen, match=r"No space left.*Free some room"),
+        listening_on([unix(runtime / "new" / "server.sock")]),
+    ):
+        pass
+
+
+def test_a_full_disk_is_named_when_the_socket_is_bound(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when only the socket file itself found no room."""
+    monkeypatch.setattr(socket.socket, "bind", no_room)
+    with (
+        pytest.raises(CannotListen, match="no room on its disk"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass
+
+
+def no_room(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.paths import LocalServerFiles
+from jaxd_server.options import GIB, ServerOptions
+
+
+def test_the_default_is_the_local_socket_of_this_environment(runtime: Path) -> None:
+    """Without a word said, the server listens where clients of the same environment look."""
+    files = LocalServerFiles.of_this_environment()
+    assert ServerOptions().listen == (Address.unix(files.socket),)
+
+
+def test_defaults_that_depend_on_the_machine_are_sane() -> None:
+    """At least a gigabyte for messages and one compilation, whatever the machine."""
+    options = ServerOptions()
+    assert options.budget_bytes >= GIB
+    assert 1 <= options.builds <= (os.cpu_count() or 1)
+
+
+def test_options_survive_the_way_to_the_worker() -> None:
+    """What the host writes as JSON is what the worker reads."""
+    listen = (Address.unix("/run/x/y.sock"), Address.tcp("::1", 18861))
+    options = ServerOptions(listen=listen, token_file="/t", idle_timeout_s=1.5, auto=True)
+    assert ServerOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_an_unknown_option_is_refused() -> None:
+    """A worker of another version does not silently drop what it was told."""
+    with pytest.raises(TypeError, match="shiny"):
+        ServerOptions.from_json(ServerOptions().to_json() | {"shiny": 1})
+
+
+def test_the_token_comes_from_the_file(tmp_path: Path) -> None:
+    """White space around it does not count."""
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    file.chmod(0o600)
+    assert ServerOptions(token_file=str(file)).read_token() == "s3cret"
+
+
+def test_without_a_file_the_token_comes_from_the_environment(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container can be given the token in a variable, or none at all."""
+    assert ServerOptions().read_token() is None
+    monkeypatch.setenv("JAXD_TOKEN", " s3cret ")
+    assert ServerOptions().read_token() == "s3cret"

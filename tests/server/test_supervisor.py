@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server.host_process import HostProcess, ask, greeting
+
+StartHost = Callable[..., HostProcess]
+
+
+def test_a_killed_worker_is_replaced_and_nobody_is_refused(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Callers in between wait for the next worker, which has the next epoch."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}")
+    host.wait_until_ready()
+    first = greeting(path)
+    os.kill(first["pid"], signal.SIGKILL)
+    assert host.wait_for("worker_exited")["signal"] == "SIGKILL"
+    second = greeting(path)
+    assert second["epoch"] == first["epoch"] + 1
+    assert second["pid"] != first["pid"]
+    host.wait_for("worker_ready")
+    status = ask(path + ".control", ask="status")
+    assert status["host"]["restarts"] == 1
+    assert status["worker_state"] == "ready"
+
+
+def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:
+    """After five attempts: exit code 1, and the worker's own words in the error."""
+    host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="fail")
+    code, said = host.wait()
+    assert code == 1
+    assert said.count('"event": "worker_started"') == 5
+    error = said[said.index("jaxd: the worker ended 5 times") :]
+    assert "libaccelerator.so: cannot open shared object file" in error
+    assert "jaxd doctor" in error
+    assert list(runtime.glob("server.sock*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(start_host: StartHost, runtime: Path, number: signal.Signals) -> None:
+    """Running calls are finished however long they take; exit code 0; no file is left."""
+    release = runtime / "release"
+    host = start_host(
+        *("--listen", f"unix://{runtime}/server.sock", "--drain-timeout-s", "0"),
+        FAKE_WORKER="busy",
+        FAKE_WORKER_RELEASE=str(release),
+    )
+    control = host.wait_until_ready()["control"]
+    host.signal(number)
+    host.wait_for("draining")
+    assert ask(control, ask="status")["worker_state"] == "draining"
+    assert ask(control, ask="status")["worker"]["running_calls"] == 1
+    release.touch()
+    code, said = host.wait()
+    assert code == 0
+    assert "drain_timed_out" not in said
+    assert list(runtime.glob("server.sock*")) == []
+
+
+def test_a_second_signal_stops_at_once(start_host: StartHost, runtime: Path) -> None:
+    """A call that never ends does not keep its user waiting; exit code 1."""
+    host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="busy")
+    host.wait_until_ready()
+    host.signal(signal.SIGTERM)
+    host.wait_for("draining")
+    host.signal(signal.SIGINT)
+    code, said = host.wait()
+    assert code == 1
+    assert '"signal": "SIGKILL"' in said
+    assert list(runtime.glob("server.sock*")) == []
+
+
+def test_stop_on_the_control_socket_drains_and_stop_now_does_not(start_host: StartHost) -> None:
+    """The same two steps as with signals."""
+    host = start_host(FAKE_WORKER="busy")
+    control = host.wait_until_ready()["control"]
+    assert ask(control, ask="stop") == {"stopping": True}
+    host.wait_for("draining")
+    assert ask(control, ask="stop", now=True) == {"stopping": True}
+    assert host.wait()[0] == 1
+
+
+def test_a_worker_that_hangs_is_killed_when_the_drain_timed_out(start_host: StartHost) -> None:
+    """Without a word of a running call, patience is limited; exit code 1."""
+    host = start_host("--drain-timeout-s", "0.1")
+    control = host.wait_until_ready()["control"]
+    os.kill(ask(control, ask="status")["host"]["worker_pid"], signal.SIGSTOP)
+    host.signal(signal.SIGTERM)
+    code, said = host.wait()
+    assert code == 1
+    assert '"event": "drain_timed_out"' in said
+
+
+def test_the_worker_ends_with_its_host(start_host: StartHost, runtime: Path) -> None:
+    """Also when the host is killed: the end of the tether tells it."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}")
+    host.wait_until_ready()
+    worker = os.pidfd_open(greeting(path)["pid"])
+    try:
+        host.signal(signal.SIGKILL)
+        assert select.select([worker], [], [], 30)[0]
+    finally:
+        os.close(worker)

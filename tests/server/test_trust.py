@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import CannotListen, ConfigurationError
+from jaxd_protocol.tokens import write_token_file
+from jaxd_server.options import ServerOptions
+from jaxd_server.trust import check_trust
+
+LOOPBACK = (Address.tcp("127.0.0.1", 0),)
+EVERYWHERE = (Address.tcp("0.0.0.0", 0),)
+
+
+@pytest.fixture
+def token_file(runtime: Path) -> str:
+    """A proper token file."""
+    path = str(runtime / "token")
+    write_token_file(path)
+    return path
+
+
+def test_a_unix_socket_needs_nothing(runtime: Path) -> None:
+    """Its directory is the lock."""
+    check_trust(ServerOptions())
+
+
+def test_loopback_needs_a_token(token_file: str) -> None:
+    """Every user of the machine can reach it, and the error says so and what to do."""
+    with pytest.raises(CannotListen, match=r"every user of this machine .* `jaxd token`"):
+        check_trust(ServerOptions(listen=LOOPBACK))
+    check_trust(ServerOptions(listen=LOOPBACK, token_file=token_file))
+
+
+def test_loopback_without_a_token_can_be_asked_for(runtime: Path) -> None:
+    """The flag's name says what it does."""
+    check_trust(ServerOptions(listen=LOOPBACK, allow_unauthenticated_loopback=True))
+
+
+def test_beyond_loopback_a_token_alone_does_not_do(token_file: str) -> None:
+    """Plain text across a network has to be accepted in words."""
+    with pytest.raises(CannotListen, match=r"not encrypted.*--insecure-plaintext"):
+        check_trust(ServerOptions(listen=EVERYWHERE, token_file=token_file))
+    check_trust(ServerOptions(listen=EVERYWHERE, token_file=token_file, insecure_plaintext=True))
+
+
+def test_beyond_loopback_no_flag_replaces_the_token(runtime: Path) -> None:
+    """Neither flag, nor both, opens the machine to everybody."""
+    with pytest.raises(CannotListen, match="does not waive that"):
+        check_trust(
+            ServerOptions(
+                listen=EVERYWHERE, insecure_plaintext=True, allow_unauthenticated_loopback=True
+            )
+        )
+
+
+def test_a_token_file_that_others_can_read_is_refused(token_file: str) -> None:
+    """Also when only a Unix socket is opened: who named a file wants it to work."""
+    Path(token_file).chmod(0o644)
+    with pytest.raises(ConfigurationError, match=f"chmod 600 {token_file}"):
+        check_trust(ServerOptions(token_file=token_file))

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxd_server.options import ServerOptions
+from jaxd_server.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    import pytest
+
+PRELUDE = """
+import json, socket, sys
+argument = json.loads(sys.argv[1])
+tether = socket.socket(fileno=argument["tether_fd"]).makefile("rw")
+def say(**message):
+    tether.write(json.dumps(message) + "\\n")
+    tether.flush()
+"""
+
+PATIENCE_S = 30.0
+
+
+def run(program: str, scenario: Callable[[WorkerProcess], Awaitable[None]]) -> WorkerProcess:
+    """Starts a worker that does `program`, plays `scenario` with it, and ends it."""
+
+    async def play() -> WorkerProcess:
+        command = [sys.executable, "-P", "-c", PRELUDE + program]
+        worker = WorkerProcess.start(command, ServerOptions(), [], 7)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, worker.collect)
+        try:
+            await asyncio.wait_for(scenario(worker), PATIENCE_S)
+        finally:
+            worker.kill()
+            await worker.exited.wait()
+            worker.close()
+            worker.last_lines()
+        return worker
+
+    return asyncio.run(play())
+
+
+async def until_ready(worker: WorkerProcess) -> None:
+    """Returns when the worker has said so."""
+    while not worker.was_ready:  # noqa: ASYNC110  it is the worker that decides
+        await asyncio.sleep(0)
+
+
+def test_the_worker_is_told_everything_in_one_argument(
+    runtime: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Options, listeners, tether and epoch; what it writes goes to the host's stderr."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+
+    run("print(sys.argv[1])", scenario)
+    argument: dict[str, Any] = json.loads(capfd.readouterr().err)
+    assert argument["epoch"] == 7
+    assert argument["listeners"] == []
+    assert ServerOptions.from_json(argument["options"]) == ServerOptions()
+
+
+def test_it_is_ready_once_it_says_so(runtime: Path) -> None:
+    """Before that it is starting, and after its end dead."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        states = [worker.state]
+        await until_ready(worker)
+        assert [*states, worker.state] == ["starting", "ready"]
+
+    worker = run('say(event="ready"); tether.read()', scenario)
+    assert worker.state == "dead"
+    assert worker.ending == {"signal": "SIGKILL"}
+
+
+def test_only_one_question_is_on_its_way(runtime: Path) -> None:
+    """However many want to know, a worker that hangs finds one question when it wakes up."""
+    program = """
+say(event="ready")
+first = tether.readline()
+tether.readline()  # "drain", which is sent only after everybody has given up waiting
+say(answer=1, status={"first": first})
+tether.read()
+"""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await until_ready(worker)
+        assert not any(await asyncio.gather(*(worker.refresh(0.01) for _ in range(10))))
+        asker = asyncio.create_task(worker.refresh(PATIENCE_S))
+        worker.drain()
+        assert await asker
+        assert json.loads(worker.snapshot["first"]) == {"ask": "status", "id": 1}
+
+    run(program, scenario)
+
+
+def test_nobody_waits_for_an_answer_of_a_dead_worker(runtime: Path) -> None:
+    """The end of the tether is an answer too."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await until_ready(worker)
+        assert not await worker.refresh(2 * PATIENCE_S)
+
+    run('say(event="ready"); tether.readline(); sys.exit(3)', scenario)
+
+
+def test_garbage_on_the_tether_does_not_harm_the_host(runtime: Path) -> None:
+    """Such a worker is asked nothing more."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        assert worker.ending == {"exit_code": 0}
+        assert not await worker.refresh(PATIENCE_S)
+
+    run('tether.write("garbage\\n"); tether.flush(); tether.read()', scenario)

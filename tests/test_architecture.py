@@ -1,0 +1,292 @@
+"""The rules of the house, held over the whole tree: who imports whom, and what is public.
+
+The tables come first. A rule is changed by changing its table, with the reason beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxd
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "jaxd": ROOT / "client" / "jaxd",
+    "jaxd_server": ROOT / "server" / "jaxd_server",
+    "jaxd_protocol": ROOT / "shared" / "jaxd_protocol",
+}
+
+# An import of the left anywhere in the packages on the right is a mistake.
+STRANGERS = {
+    "jaxd": ("jaxd_server", "jaxd_protocol"),
+    "jaxd_server": ("jaxd", "jaxd_protocol"),
+}
+
+# The only files that may import the library, also inside functions. A trailing slash: a folder.
+DOORS = {
+    "rpyc": (
+        "shared/jaxd_protocol/wire/",
+        "client/jaxd/transport.py",
+        "server/jaxd_server/endpoint.py",
+        "server/jaxd_server/stock.py",  # serves clients that have only rpyc
+    ),
+    "cloudpickle": ("shared/jaxd_protocol/packing.py",),
+}
+
+# The only files that may import jax or jaxlib when they are imported themselves.
+JAX_AT_IMPORT = (
+    "server/jaxd_server/compiler.py",
+    "server/jaxd_server/jax_config.py",
+    "server/jaxd_server/jax_private.py",
+    "server/jaxd_server/marshal.py",
+    "server/jaxd_server/parts.py",
+    "server/jaxd_server/signature.py",
+    "server/jaxd_server/stock.py",
+)
+
+# Outside the server, the only files that may import jax inside a function. Everything else on the
+# client's side finds it in sys.modules, where it is only when the user has imported it.
+JAX_INSIDE_FUNCTIONS = (
+    "client/jaxd/demo/digits.py",  # what a user would write
+    "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
+)
+
+# A fresh process that only says `import jaxd` must not pay for these.
+NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "cloudpickle")
+
+# Modules of more than this many lines have a test file of their own ...
+NO_MIRROR_UP_TO_LINES = 30
+# ... or stand here with the reason.
+TESTED_ELSEWHERE = {
+    "client/jaxd/demo/digits.py": "tests/end_to_end/test_demo.py runs it",
+    "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
+    "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
+}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every source file of the three packages, parsed, by its path from the root."""
+    files = [file for folder in PACKAGES.values() for file in sorted(folder.rglob("*.py"))]
+    return {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in files}
+
+
+def package_of(path: str) -> str:
+    """The import name of the package that the file belongs to."""
+    return path.split("/")[1]
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether the node is an `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(node: ast.AST, *, only_at_import: bool = False) -> Iterator[str]:
+    """The top-level names that the node imports.
+
+    With `only_at_import`, those that run when the module is imported: outside functions and
+    outside `if TYPE_CHECKING:`.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and not child.level:
+            yield (child.module or "").partition(".")[0]
+        elif only_at_import and (
+            isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            or is_type_checking(child)
+        ):
+            continue
+        else:
+            yield from imports(child, only_at_import=only_at_import)
+
+
+def allowed(path: str, doors: tuple[str, ...]) -> bool:
+    """Whether the file is one of the doors or lies in a folder that is one."""
+    return any(path == door or (door.endswith("/") and path.startswith(door)) for door in doors)
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_neither_end_imports_the_other_and_the_protocol_imports_neither(name: str) -> None:
+    """Client and server know only the protocol, and the protocol knows nobody."""
+    found = [
+        path
+        for path, tree in sources().items()
+        if package_of(path) in STRANGERS[name]
+        and package_of(path) != name
+        and name in set(imports(tree))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_is_imported_only_by_its_doors(library: str) -> None:
+    """rpyc and cloudpickle can be replaced by changing the files in the table."""
+    found = [
+        path
+        for path, tree in sources().items()
+        if library in set(imports(tree)) and not allowed(path, DOORS[library])
+    ]
+    assert found == []
+
+
+def test_jax_is_imported_at_import_time_only_by_its_doors() -> None:
+    """The host, the client and the protocol can be imported where jax is not installed."""
+    found = [
+        path
+        for path, tree in sources().items()
+        if {"jax", "jaxlib"} & set(imports(tree, only_at_import=True))
+        and not allowed(path, JAX_AT_IMPORT)
+    ]
+    assert found == []
+
+
+def test_outside_the_server_jax_is_not_imported_inside_functions_either() -> None:
+    """A client that calls the server stays a light process, whatever it calls."""
+    found = [
+        path
+        for path, tree in sources().items()
+        if package_of(path) != "jaxd_server"
+        and {"jax", "jaxlib"} & (set(imports(tree)) - set(_type_checking_imports(tree)))
+        and not allowed(path, JAX_INSIDE_FUNCTIONS)
+    ]
+    assert found == []
+
+
+def _type_checking_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if is_type_checking(node):
+            yield from imports(node)
+
+
+@pytest.mark.parametrize("table", [*DOORS.values(), JAX_AT_IMPORT, JAX_INSIDE_FUNCTIONS])
+def test_every_door_in_the_tables_exists(table: tuple[str, ...]) -> None:
+    """A file that was renamed does not leave an open door behind."""
+    assert [door for door in table if not (ROOT / door).exists()] == []
+
+
+def test_importing_jaxd_is_light() -> None:
+    """`import jaxd` in a fresh process loads neither jax nor numpy, rpyc or cloudpickle."""
+    program = "import json, sys, jaxd; print(json.dumps(sorted(sys.modules)))"
+    output = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(p.parent) for p in PACKAGES.values())},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert set(NOT_LOADED_BY_IMPORT_JAXD) & set(json.loads(output)) == set()
+
+
+@pytest.mark.parametrize("path", sources())
+def test_every_module_says_what_it_is(path: str) -> None:
+    """Each source file opens with a docstring."""
+    assert ast.get_docstring(sources()[path])
+
+
+@pytest.mark.parametrize("path", sources())
+def test_public_definitions_stand_in_dunder_all(path: str) -> None:
+    """Where a module has `__all__`, it names every public function and class, each once."""
+    body = sources()[path].body
+    listed = _dunder_all(body)
+    if listed is None:
+        return
+    defined = {
+        node.name
+        for node in body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name for name in defined if not name.startswith("_")} - set(listed) == set()
+    assert len(listed) == len(set(listed))
+
+
+def _dunder_all(body: list[ast.stmt]) -> list[str] | None:
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return None
+
+
+def test_every_public_name_is_exported() -> None:
+    """`jaxd.__all__` holds real names, each once, and is what `dir(jaxd)` shows."""
+    assert [name for name in jaxd.__all__ if not hasattr(jaxd, name)] == []
+    assert sorted(jaxd.__all__) == dir(jaxd)
+    assert {"connect", "errors", "persistent_call", "statistics"} <= set(jaxd.__all__)
+
+
+@pytest.mark.parametrize("name", jaxd.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    """Each name of the package has a docstring of its own; data is described by its module."""
+    value: Any = getattr(jaxd, name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        assert value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+
+
+@pytest.mark.parametrize("name", jaxd.__all__)
+def test_every_public_name_is_typed(name: str) -> None:
+    """Each public function and public method annotates every parameter and what it returns."""
+    value: Any = getattr(jaxd, name)
+    functions = [value] if inspect.isfunction(value) else []
+    if inspect.isclass(value) and value.__module__.startswith("jaxd"):
+        functions = [
+            member
+            for member_name, member in vars(value).items()
+            if inspect.isfunction(member)
+            and (not member_name.startswith("_") or member_name == "__call__")
+        ]
+    assert [gap for function in functions for gap in _gaps(function)] == []
+
+
+def _gaps(function: Any) -> list[str]:
+    signature = inspect.signature(function)
+    gaps = [
+        f"{function.__qualname__}({parameter.name})"
+        for parameter in signature.parameters.values()
+        if parameter.annotation is parameter.empty and parameter.name not in {"self", "cls"}
+    ]
+    if signature.return_annotation is signature.empty:
+        gaps.append(f"{function.__qualname__} ->")
+    return gaps
+
+
+def test_every_module_has_its_mirror_among_the_tests() -> None:
+    """`client/jaxd/x.py` is tested in `tests/client/test_x.py`, or the table says where."""
+    missing = [
+        path
+        for path in sources()
+        if path not in TESTED_ELSEWHERE
+        and len((ROOT / path).read_text().splitlines()) > NO_MIRROR_UP_TO_LINES
+        and not _has_mirror(path)
+    ]
+    assert missing == []
+    assert [path for path in TESTED_ELSEWHERE if path not in sources()] == []
+
+
+def _has_mirror(path: str) -> bool:
+    file = ROOT / path
+    stem = file.parent.name if file.stem == "__init__" else file.stem.strip("_")
+    return any((ROOT / "tests" / path.partition("/")[0]).rglob(f"test_{stem}*.py"))
+
+
+def test_every_test_says_what_it_shows() -> None:
+    """Each test has a docstring: the behaviour, in one sentence."""
+    silent = [
+        f"{file.relative_to(ROOT)}::{node.name}"
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    ]
+    assert silent == []

@@ -1,0 +1,225 @@
+"""The benchmarks' harness: turns, ratios and reports, and the peers that need no jax."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed
+
+from benchmarks.__main__ import main, write_reports
+from benchmarks.answering import median_seconds, together
+from benchmarks.chart import as_svg
+from benchmarks.facts import machine_facts
+from benchmarks.harness import (
+    Comparison,
+    Row,
+    RowResult,
+    Sampler,
+    Target,
+    Variant,
+    interleave,
+    measure,
+)
+from benchmarks.processes import ChildFailed
+from benchmarks.report import as_json, as_markdown, format_seconds
+from benchmarks.rows import ROWS
+from benchmarks.stage import Sizes, Stage
+
+TINY = Sizes(calls=20, slow_calls=2, large_calls=2, large_bytes=2**20, blocks=1)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A stage on which neither jaxd nor jax is there to be measured."""
+    with Stage.open(TINY, without=frozenset({"jaxd", "jax"})) as opened:
+        yield opened
+
+
+def constant(seconds: float) -> Callable[[Stage], Sampler]:
+    """Starts a variant that always takes the same time."""
+    return lambda _: lambda: seconds
+
+
+def row_of(*comparisons: Comparison, absent: str = "nosuchmodule") -> Row:
+    """A row of two variants that take 1 s and 4 s, and one that cannot be measured."""
+    variants = (
+        Variant("fast", constant(1.0)),
+        Variant("slow", constant(4.0)),
+        Variant("absent", constant(2.0), needs=(absent,)),
+    )
+    return Row("made-up", "A made-up row", variants, comparisons)
+
+
+FASTER = Comparison("slow / fast", ("slow",), ("fast",), Target("at least", 3))
+CLOSE = Comparison("slow / fast", ("slow",), ("fast",), Target("at most", 3))
+UNKNOWN = Comparison("absent / fast", ("absent",), ("fast",), Target("at least", 1))
+
+
+def test_each_variant_is_sampled_in_turn_after_a_discarded_warm_up() -> None:
+    """A B A B A B for two rounds: the first of each is thrown away."""
+    order: list[str] = []
+
+    def sampler(name: str) -> Sampler:
+        def sample() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return sample
+
+    figures = interleave({"a": sampler("a"), "b": sampler("b")}, rounds=2)
+    assert order == ["a", "b"] * 3
+    assert figures == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+
+
+def test_a_ratio_is_one_of_sums_with_an_allowance_below() -> None:
+    """(2 + 4) / (1 + 1.5 + 0.5) is 2."""
+    ratio = Comparison("sums", ("a", "b"), ("c", "d"), None, allowance_s=0.5)
+    assert ratio.ratio({"a": 2, "b": 4, "c": 1, "d": 1.5}) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "met", "missed"), [(Target("at most", 2), 2, 2.1), (Target("at least", 2), 2, 1.9)]
+)
+def test_a_target_is_met_up_to_its_bound(target: Target, met: float, missed: float) -> None:
+    """The bound itself passes, and uses the whole target; beyond it the share is above one."""
+    assert target.is_met_by(met)
+    assert target.share_used(met) == 1
+    assert not target.is_met_by(missed)
+    assert target.share_used(missed) > 1
+
+
+def test_outcomes_are_medians_with_the_range_of_single_rounds() -> None:
+    """Medians 2 and 4 give 2; the rounds taken alone range from 1 to 4."""
+    result = RowResult(row_of(FASTER), {"fast": [1, 2, 5], "slow": [4, 4, 5]})
+    (outcome,) = result.outcomes
+    assert (outcome.ratio, outcome.lowest, outcome.highest) == (2, 1, 4)
+    assert outcome.verdict == "miss"
+
+
+def test_what_is_not_installed_is_left_out_and_said(stage: Stage) -> None:
+    """The other variants of the row are measured all the same."""
+    result = measure(row_of(FASTER, CLOSE, UNKNOWN), stage, rounds=2)
+    assert [o.verdict for o in result.outcomes] == ["pass", "miss", "not measured"]
+    assert result.left_out == {"absent": "no nosuchmodule here"}
+
+
+def test_an_optional_peer_waits_for_its_flag(stage: Stage) -> None:
+    """Ray and Dask are measured only when they are asked for."""
+    optional = Variant("peer", constant(1.0), flag="ray")
+    assert optional.missing(stage) == "asked for by --ray"
+
+
+def test_variants_must_compute_the_same(stage: Stage) -> None:
+    """A variant that is fast because it computes something else breaks the run."""
+    stage.agree("loss", 2.0)
+    stage.agree("loss", 2.00001)
+    with pytest.raises(AssertionError, match="loss is 3"):
+        stage.agree("loss", 3.0)
+
+
+@pytest.mark.parametrize("name", ["scalar", "small", "large-tcp", "large-unix"])
+def test_the_peers_that_need_no_jax_run(stage: Stage, name: str) -> None:
+    """Stock rpyc, raw sockets and bare interpreters give positive times."""
+    (row,) = (row for row in ROWS if row.name == name)
+    result = measure(row, stage, rounds=1)
+    assert result.medians
+    assert all(seconds > 0 for seconds in result.medians.values())
+    assert "jaxd" in result.left_out
+
+
+def test_children_end_with_their_row(stage: Stage) -> None:
+    """Nothing that a row started is left when its stage closes."""
+    with stage.fresh() as row_stage:
+        path = row_stage.socket_path("echo")
+        row_stage.service("benchmarks.echo_server", path)
+        driver = row_stage.driver("benchmarks.drivers.rpyc_echo", path)
+        assert driver.service.process.poll() is None
+    assert driver.service.process.poll() is not None
+
+
+def test_a_child_that_fails_is_quoted(stage: Stage) -> None:
+    """Its last words are in the error, whether it was to serve or to run to its end."""
+    with pytest.raises(ChildFailed, match="No module named"):
+        stage.service("benchmarks.no_such_peer")
+    with pytest.raises(ChildFailed, match=r"exited with 1:\n(?s:.*)ZeroDivisionError"):
+        stage.process_seconds("-c", "1 / 0")
+
+
+def test_calls_are_timed_one_by_one_and_together() -> None:
+    """Both figures are positive, and the function is called as often as asked."""
+    calls: list[int] = []
+    assert median_seconds(lambda: calls.append(1), 9) > 0
+    assert together(lambda count: calls.extend(range(count)))(4) > 0
+    assert len(calls) == 13
+
+
+def test_reports_hold_every_verdict_and_nothing_that_names_the_machine(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """The Markdown, the data and the plot are written, free of host names and paths."""
+    results = [measure(row_of(FASTER, UNKNOWN), stage, rounds=2)]
+    write_reports(results, machine_facts(), 2, tmp_path / "docs")
+    written = {file.suffix: file.read_text() for file in (tmp_path / "docs").iterdir()}
+    assert "| slow / fast | **4** | 4 to 4 | ≥ 3 | pass |" in written[".md"]
+    assert "not measured" in written[".md"]
+    (row,) = json.loads(written[".json"])["rows"]
+    assert row["ratios"][0]["measured"] == 4
+    assert row["ratios"][1]["verdict"] == "not measured"
+    named = {"processor", "cores", "system", "Python", "TCP congestion control"}
+    packages = {"jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "ray", "dask"}
+    assert set(machine_facts()) <= named | packages
+    for secret in (str(tmp_path), str(stage.directory), sys.prefix):
+        assert not any(secret in text for text in written.values())
+
+
+def test_the_plot_has_a_bar_for_every_measured_target() -> None:
+    """Bars are cut at twice the target; what was not measured has none."""
+    result = RowResult(row_of(FASTER, CLOSE, UNKNOWN), {"fast": [1.0], "slow": [100.0]})
+    picture = ET.fromstring(as_svg([result]))
+    bars = picture.findall("{*}rect")[1:]  # the first is the background
+    target = picture.find("{*}line")
+    assert target is not None
+    left, right = float(bars[0].get("x", "")), float(target.get("x1", ""))
+    assert [float(bar.get("width", "")) for bar in bars] == [
+        pytest.approx((right - left) * 0.03, abs=0.1),
+        (right - left) * 2,
+    ]
+
+
+def test_reports_of_nothing_measured_have_no_plot(stage: Stage) -> None:
+    """A page without ratios does not show an empty picture."""
+    results = [measure(row_of(UNKNOWN), stage, rounds=1)]
+    assert ".svg" not in as_markdown(results, {}, 1)
+    assert as_json(results, {}, 1)["rows"][0]["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(31.24e-6, "31.2 µs"), (0.01236, "12.4 ms"), (2.812, "2.81 s")]
+)
+def test_times_have_three_digits_and_a_unit_that_suits(seconds: float, text: str) -> None:
+    """Microseconds, milliseconds or seconds."""
+    assert format_seconds(seconds) == text
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing mistake must not look like a run without results."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--rows", "smal"])
+    assert ended.value.code == 2
+    assert "there is no row smal; choose from fresh, scalar, small" in capsys.readouterr().err
+
+
+def test_a_quick_run_prints_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A part of the rows is printed, and written where it is asked for."""
+    arguments = ["--quick", "--peers", "--rows", "large-unix", "--output", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "| large-unix | raw socket | " in printed.out
+    assert printed.err == "", "no progress where nobody watches"
+    assert {file.suffix for file in tmp_path.iterdir()} == {".md", ".json", ".svg"}
