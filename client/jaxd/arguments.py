@@ -17,18 +17,22 @@ __all__ = ["encode_arguments"]
 
 
 def encode_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    statics: Statics,
+    classes: dict[tuple[str, str], type],
 ) -> tuple[bytes, bytes, list[memoryview]]:
     """Skeleton, blob and buffers of a call.
 
-    Arrays are not copied when they are large and contiguous: the buffers are views of them.
+    Classes that are met on the way are entered in `classes`, so that results can come back as
+    their instances. Large contiguous arrays are not copied: the buffers are views of them.
 
     Raises:
         ArgumentError: when a value is of no use to jax.
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder()
+    encoder = ArgumentEncoder(classes)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
@@ -38,6 +42,10 @@ def encode_arguments(
 
 class ArgumentEncoder(TreeEncoder):
     """Knows numpy, jax and this package's own arrays; anything else is pickled."""
+
+    def __init__(self, classes: dict[tuple[str, str], type]) -> None:
+        super().__init__()
+        self._classes = classes
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
         """Appends the arguments, the static ones as part of the structure."""
@@ -61,12 +69,13 @@ class ArgumentEncoder(TreeEncoder):
         from jaxd_protocol.packing import pack
 
         data = pack(value, f"a static argument of type {type(value).__name__}")
+        self._classes.update(data.classes)
         self._skeleton += (b"Q", COUNT.pack(len(data)), data)
 
     def other(self, value: Any) -> None:
         """Appends an array, a named tuple, or a pickle of whatever else this is."""
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             self._numpy(numpy, value)
         elif type(value) is LazyArray:
             self.raw_array(*value.raw)
@@ -87,7 +96,7 @@ class ArgumentEncoder(TreeEncoder):
 
     def _numpy(self, numpy: Any, value: Any) -> None:
         array = numpy.asarray(value)
-        if array.dtype.byteorder not in "=|" and not array.dtype.isnative:
+        if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if not array.flags.c_contiguous:
             array = numpy.ascontiguousarray(array)
@@ -102,6 +111,7 @@ class ArgumentEncoder(TreeEncoder):
                 "static_argnames, or make it part of the function with functools.partial."
             )
         data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
+        self._classes.update(data.classes)
         self._skeleton += (b"P", COUNT.pack(len(buffers)))
         self.buffers.append(memoryview(data))
         self.buffers += buffers

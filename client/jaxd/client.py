@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 
 from jaxd.arguments import encode_arguments
 from jaxd.progress import Progress
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from jaxd.identity import Spec
     from jaxd.persistent_function import PersistentFunction
     from jaxd.transport import ClientConnection, Pending
+    from jaxd_protocol.wire import Frame
 
 __all__ = ["Client", "default_client", "probe"]
 
@@ -37,8 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A call ready to be sent.
 
     Attributes:
@@ -55,9 +53,10 @@ class Encoded:
     timeout_s: float | None
     results: ResultsAs
 
-    def message(self, number: int) -> tuple[Any, ...]:
+    @property
+    def message(self) -> tuple[Any, ...]:
         """The arguments of the request `call`."""
-        return (self.spec.key, number, self.skeleton, self.blob, self.timeout_s, MAY_REPEAT)
+        return (self.spec.key, self.skeleton, self.blob, self.timeout_s, MAY_REPEAT)
 
 
 class Client:
@@ -71,7 +70,6 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._numbers = itertools.count(1)
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
         self._classes: dict[tuple[str, str], type] = {}
         self._reader = ResultReader(self._classes)
@@ -161,7 +159,7 @@ class Client:
         if spec.key not in self._specs:
             self._specs[spec.key] = spec
             self._classes.update(spec.identity.classes)
-        encoded = encode_arguments(args, kwargs, spec.identity.statics)
+        encoded = encode_arguments(args, kwargs, spec.identity.statics, self._classes)
         return Encoded(spec, *encoded, timeout_s, results)
 
     def call(self, call: Encoded) -> Any:
@@ -172,21 +170,22 @@ class Client:
             JaxdError: when the call could not be made.
         """
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-        number = next(self._numbers)
         try:
-            for attempt in (1, 2):
-                connection = self.connection()
-                try:
-                    value, frame = connection.request(
-                        "call", call.message(number), call.buffers, deadline
-                    )
-                    break
-                except ConnectionLost as error:
-                    if attempt == 2:
-                        raise _lost_twice(call) from error
-            return self._outcome(call, value, frame.buffers)
+            value, frame = self._request(call, deadline)
+        except ConnectionLost:
+            try:
+                value, frame = self._request(call, deadline)
+            except ConnectionLost as error:
+                raise _lost_twice(call) from error
+        return self._outcome(call, value, frame.buffers)
+
+    def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
+        connection = self.connection()
+        number = connection.number()
+        try:
+            return connection.request("call", call.message, call.buffers, deadline, number)
         finally:
-            self._progress.finish(number)
+            self._progress.finish(connection, number)
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -206,11 +205,11 @@ class Client:
         connection = self.connection()
         window = self._window
         assert window is not None
-        number = next(self._numbers)
+        number = connection.number()
 
         def then(pending: Pending) -> None:
             window.release()
-            self._progress.finish(number)
+            self._progress.finish(connection, number)
             may_repeat = not repeated and not call.buffers  # views of arrays that may have changed
             if isinstance(pending.error, ConnectionLost) and may_repeat:
                 threading.Thread(target=self._repeat, args=(call, future), daemon=True).start()
@@ -219,7 +218,7 @@ class Client:
 
         window.acquire()
         try:
-            connection.submit("call", call.message(number), call.buffers, then)
+            connection.submit("call", call.message, call.buffers, then, number)
         except ConnectionLost:
             window.release()
             if repeated:
@@ -295,9 +294,11 @@ class Client:
                     return (), (memoryview(spec.identity.code),)
         raise KeyError(verb)
 
-    def event(self, number: int, kind: str, content: dict[str, Any]) -> None:
+    def event(
+        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
+    ) -> None:
         """A call of ours reports how far it is."""
-        self._progress.event(number, kind, content)
+        self._progress.event(connection, number, kind, content)
 
 
 def _settle_with(future: Future[Any], outcome: Callable[[], Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxd.settings import Settings
 from jaxd.transport import Answers, ClientConnection
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ConfigurationError, NoServer, ProtocolError
+from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.handshake import greet_server
 from jaxd_protocol.wire import BulkStream, tune_socket
 
@@ -62,6 +62,8 @@ def _greet(
     token = settings.read_token() if address.kind == "tcp" else None
     try:
         return greet_server(sock, _versions(), token, session)
+    except JaxdError:
+        raise  # some of ours are OSErrors as well
     except TimeoutError as error:
         raise NoServer(
             f"the server at {address} accepted the connection but said nothing for "

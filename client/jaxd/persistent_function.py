@@ -25,7 +25,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAP_WINDOW = 32
-"""Calls that `map` keeps in flight."""
+"""Calls that `map` has in flight at most."""
+
+_MAP_REFILL = _MAP_WINDOW // 2
+"""It sends new ones when so few are left: several at once, because changing between this thread
+and the one that reads, call by call, costs more than the calls."""
 
 
 class PersistentFunction(Generic[P, R]):
@@ -96,10 +100,13 @@ class PersistentFunction(Generic[P, R]):
         Takes from the iterables only as results are taken, so they may be endless.
         """
         flying: deque[Future[R]] = deque()
+        refilling = _MAP_WINDOW
         try:
             for items in zip(*iterables, strict=False):
-                if len(flying) >= _MAP_WINDOW:
+                while len(flying) >= _MAP_WINDOW or refilling < len(flying):
+                    refilling = _MAP_REFILL
                     yield flying.popleft().result()
+                refilling = _MAP_WINDOW
                 flying.append(self.submit(*items))  # type: ignore[call-arg]
             while flying:
                 yield flying.popleft().result()
@@ -144,14 +151,12 @@ class PersistentFunction(Generic[P, R]):
         return spec if spec is not None else self._make_spec(name, config)
 
     def _make_spec(self, name: Any, config: Mapping[str, Any]) -> Spec:
-        import dataclasses
-
         from jaxd.identity import Identity, Spec  # imports cloudpickle
 
         with self._lock:
             if self._identity is None:
                 self._identity = Identity(self.__wrapped__, self._options)
-            options = dataclasses.replace(self._options, config=normal_config(config))
+            options = self._options._replace(config=normal_config(config))
             return self._specs.setdefault(name, Spec(self._identity, options))
 
 

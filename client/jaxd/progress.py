@@ -25,17 +25,19 @@ class Progress:
     """One line on stderr for the calls that take long; silent where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, _Watched] = {}
+        self._calls: dict[tuple[object, int], _Watched] = {}
         self._lock = threading.Lock()  # guards _calls and the terminal's line
         self._ticker: threading.Thread | None = None
         self._shown = 0  # width of what stands on the line now
 
-    def event(self, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Notes that call `number` entered a stage."""
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Notes that call `number` of a connection entered a stage."""
         if kind != "stage" or not _is_terminal():
             return
         with self._lock:
-            call = self._calls.setdefault(number, _Watched(str(content.get("function", ""))))
+            call = self._calls.setdefault(
+                (connection, number), _Watched(str(content.get("function", "")))
+            )
             call.stage = _STAGES.get(str(content.get("stage")), "working on")
             if self._ticker is None:
                 self._ticker = threading.Thread(
@@ -43,12 +45,12 @@ class Progress:
                 )
                 self._ticker.start()
 
-    def finish(self, number: int) -> None:
+    def finish(self, connection: object, number: int) -> None:
         """The call is over; a line that was shown says how long it took, and stays."""
-        if number not in self._calls:  # the warm path ends here
+        if not self._calls or (connection, number) not in self._calls:  # the warm path ends here
             return
         with self._lock:
-            call = self._calls.pop(number)
+            call = self._calls.pop((connection, number))
             if call.shown:
                 self._write(f"jaxd: {call.function} was ready after {call.seconds:.1f} s\n")
 

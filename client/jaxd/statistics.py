@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Statistics"]
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(NamedTuple):
     """What a server did since its worker started; the names are those of `jaxd status --json`.
 
     Attributes:
@@ -50,4 +48,4 @@ class Statistics:
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Statistics:
         """The counters out of a server's report, which may hold more."""
-        return cls(**{field.name: report[field.name] for field in fields(cls)})
+        return cls(**{name: report[name] for name in cls._fields})

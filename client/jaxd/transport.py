@@ -32,7 +32,9 @@ class Answers(Protocol):
     def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
         """The answer to `describe` or `code`."""
 
-    def event(self, number: int, kind: str, content: dict[str, Any]) -> None:
+    def event(
+        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
+    ) -> None:
         """Call `number` reports something; called by whoever reads, so it must be quick."""
 
 
@@ -95,12 +97,17 @@ class ClientConnection(BulkConnection):
         """Whether requests can still be made."""
         return not self._closed
 
+    def number(self) -> int:
+        """A number for the next request, which names it in events as well."""
+        return next(self.numbers)
+
     def request(
         self,
         verb: str,
         args: tuple[Value, ...],
         buffers: Sequence[memoryview] = (),
         deadline: float | None = None,
+        number: int | None = None,
     ) -> tuple[Value, Frame]:
         """The server's reply, and the frame with its buffers.
 
@@ -109,13 +116,14 @@ class ClientConnection(BulkConnection):
             args: plain values.
             buffers: bulk data beside them.
             deadline: `time.monotonic()` after which to stop waiting.
+            number: the request's number, from `number()`, when the caller has to know it.
 
         Raises:
             ConnectionLost: when the connection ended before the reply came.
             DeadlineExceeded: when the deadline passed.
             LimitExceeded: when the request is larger than the server takes.
         """
-        seq = next(self.numbers)
+        seq = next(self.numbers) if number is None else number
         pending = self._pending[seq] = Pending()
         try:
             self._send(seq, verb, args, buffers)
@@ -131,6 +139,7 @@ class ClientConnection(BulkConnection):
         args: tuple[Value, ...],
         buffers: Sequence[memoryview],
         then: Callable[[Pending], None],
+        number: int,
     ) -> None:
         """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
 
@@ -138,15 +147,14 @@ class ClientConnection(BulkConnection):
             ConnectionLost: when it could not be sent; `then` is not called.
             LimitExceeded: when the request is larger than the server takes.
         """
-        seq = next(self.numbers)
-        pending = self._pending[seq] = Pending(then)
+        pending = self._pending[number] = Pending(then)
         with self._lock:
             self._unattended += 1
         try:
             self._attend()
-            self._send(seq, verb, args, buffers)
+            self._send(number, verb, args, buffers)
         except BaseException:
-            self._forget(seq, pending)
+            self._forget(number, pending)
             raise
         if self._closed:
             self._fail_all(ConnectionLost(_LOST))
@@ -210,6 +218,8 @@ class ClientConnection(BulkConnection):
             if leading:
                 self._reading = False
             elif self._reading:
+                return
+            if not self._pending:
                 return
             waiting = (p for p in list(self._pending.values()) if p.gate is not None and not p.done)
             successor = next(waiting, None)
@@ -292,7 +302,7 @@ class ClientConnection(BulkConnection):
         """The server reports an event, or asks something while a call of ours is open."""
         if verb == "event":
             number, kind, content = args
-            self._answers.event(number, kind, json.loads(content))
+            self._answers.event(self, number, kind, json.loads(content))
             return
         # in a thread of its own: an answer may be large, and whoever reads must go on reading
         threading.Thread(

@@ -47,8 +47,9 @@ class Share:
         budget = self._budget
         with budget.changed:
             budget.changed.wait_for(lambda: self._idle() or budget.used + nbytes <= budget.limit)
-            budget.used += nbytes
-            self._arriving += nbytes
+            if not self._closed:
+                budget.used += nbytes
+                self._arriving += nbytes
 
     def begin(self) -> int:
         """A call was read; waits for a slot. Returns the bytes that `end` gives back."""

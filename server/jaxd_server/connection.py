@@ -108,13 +108,13 @@ class ServerConnection(BulkConnection):
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
-        key, number, skeleton, blob, timeout_s, flags = args
+        key, skeleton, blob, timeout_s, flags = args
         nbytes = self._share.begin()
-        source = _Asking(self, number)
+        source = _Asking(self, seq)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         repeatable = bool(flags & MAY_REPEAT)
         call = Call(
-            key, skeleton, blob, frame.buffers, source, deadline, repeatable, number, source.emit
+            key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
         )
         plan = self._workshop.pipeline.plan(key, skeleton)
         executable = plan.executable if plan else None

@@ -52,7 +52,7 @@ class Executables:
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         self._statics: dict[bytes, Statics] = {}
         self._flights: SingleFlight[tuple[bytes, Hashable], Executable] = SingleFlight()
-        self._lock = threading.Lock()  # guards removal from the tables above
+        self._lock = threading.Lock()  # guards _plans and _executables, except for looking one up
         self._reclaimer = reclaimer
         reclaimer.register(self)
 
@@ -90,12 +90,15 @@ class Executables:
                 name, lambda: self._executables.get(name), lambda: self._build(name, build)
             )
         looked_at = any(leaf.tag == "P" for leaf in layout.leaves)
-        self._plans[function.key, skeleton] = Plan(layout, None if looked_at else found)
+        with self._lock:
+            if self._executables.get(name) is found:  # a plan must not outlive its executable
+                self._plans[function.key, skeleton] = Plan(layout, None if looked_at else found)
         return found
 
     def _build(self, name: tuple[bytes, Hashable], build: Build) -> Executable:
         executable = build()
-        self._executables[name] = executable
+        with self._lock:
+            self._executables[name] = executable
         self._reclaimer.relieve()
         return executable
 

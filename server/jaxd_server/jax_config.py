@@ -28,10 +28,14 @@ _NOTHING: Final = nullcontext()
 
 
 def configured(config: Config) -> AbstractContextManager[Any]:
-    """A context in which jax has these settings, in this thread."""
+    """A context in which jax has these settings, in this thread.
+
+    Raises:
+        ValueError: when jax does not take a value; no setting stays behind then.
+    """
     if not config:
         return _NOTHING
-    stack = ExitStack()
-    for name, value in config:
-        stack.enter_context(CONTEXTS[name](value))
-    return stack
+    with ExitStack() as stack:
+        for name, value in config:
+            stack.enter_context(CONTEXTS[name](value))
+        return stack.pop_all()

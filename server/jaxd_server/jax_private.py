@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.array import ArrayImpl
 from jax._src.random import prng
 
-__all__ = ["is_key_array", "key_array", "key_data", "key_impl", "live_executables"]
+__all__ = ["is_key_array", "key_array", "key_data", "key_impl", "live_executables", "weak_array"]
 
 
 def is_key_array(value: Any) -> bool:
@@ -32,6 +33,13 @@ def key_data(value: Any) -> Any:
 def key_array(impl: str, data: Any) -> Any:
     """A typed key array over `data`, without the small program that `wrap_key_data` compiles."""
     return prng.PRNGKeyArray(prng.prngs[impl], jax.device_put(data))
+
+
+def weak_array(data: Any) -> Any:
+    """A weakly typed array of exactly this dtype, whatever jax's settings are in this thread."""
+    with jax.enable_x64(True):
+        strong = jax.device_put(data)
+    return ArrayImpl(strong.aval.update(weak_type=True), strong.sharding, [strong], committed=False)
 
 
 def live_executables() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import jax
@@ -24,7 +24,7 @@ from jaxd_protocol.trees import (
     read_scalar,
 )
 from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_server.jax_private import is_key_array, key_array, key_data, key_impl
+from jaxd_server.jax_private import is_key_array, key_array, key_data, key_impl, weak_array
 
 __all__ = ["ResultForm", "pack_result", "parse_arguments", "read_arguments"]
 
@@ -74,18 +74,13 @@ def _read(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) 
     tag = leaf.tag
     if tag == "A":
         array = numpy_leaf(leaf, place, blob, buffers)
-        return _weak(array) if leaf.weak else array
+        return weak_array(array) if leaf.weak else array
     if tag == "K":
         return key_array(leaf.impl, numpy_leaf(leaf, place, blob, buffers))
     if tag == "P":
         first = place.buffer + 1
         return unpack(buffers[place.buffer], buffers[first : first + leaf.buffers])
     return read_scalar(tag, blob, place.offset)
-
-
-def _weak(array: Any) -> Any:
-    """A weakly typed jax array; only 0-d ones occur outside of jax's own internals."""
-    return jax.numpy.asarray(array.item()) if array.ndim == 0 else array
 
 
 class _Slot:
@@ -172,14 +167,19 @@ _STATE_IS_ELSEWHERE: Final = frozenset({"__reduce__", "__reduce_ex__", "__getsta
 def _attributes(value: Any) -> dict[str, Any] | None:
     """The attributes that make up an instance, None when they are not the whole of it."""
     cls = type(value)
+    if getattr(cls.__getstate__, "__module__", "") == "dataclasses":  # frozen, with slots
+        return {f.name: getattr(value, f.name) for f in fields(value)}
     own = (name for base in cls.__mro__[:-1] for name in vars(base))
     if not _STATE_IS_ELSEWHERE.isdisjoint(own):
         return None
-    if hasattr(value, "__dict__"):
-        return dict(vars(value))
-    if is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    return None
+    try:
+        _, arguments, state, items, pairs = value.__reduce_ex__(2)
+    except TypeError:  # written in C, and not meant to be copied
+        return None
+    if arguments != (cls,) or items is not None or pairs is not None:
+        return None  # a number, tuple, list or dict at heart: the attributes are not all of it
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
 
 
 def _leaf_spec(leaf: Any) -> bytes:

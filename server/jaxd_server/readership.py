@@ -30,8 +30,9 @@ class Readership:
     def __init__(self, read_one: Callable[[], None], on_end: Callable[[Exception], None]) -> None:
         self._read_one = read_one
         self._on_end = on_end
-        self._lock = threading.Lock()  # guards _turn and busy_since
+        self._lock = threading.Lock()  # guards _turn, _ended and busy_since
         self._turn = 0
+        self._ended = False
         self.busy_since: float | None = None
 
     def run(self) -> None:
@@ -42,14 +43,16 @@ class Readership:
                 self._read_one()
         except Exception as error:  # noqa: BLE001  handed to on_end
             with self._lock:
-                mine, self._turn = turn == self._turn, self._turn + 1
-            if mine:
+                first, self._ended = not self._ended, True
+                self._turn += 1
+            if first:  # a thread that was replaced may see it before the one in charge
                 self._on_end(error)
 
     def begin_inline(self) -> int:
         """The reading thread is about to run a call itself; returns what `end_inline` needs."""
+        turn = self._turn  # first: once we are busy, another thread may be put in charge
         self.busy_since = time.monotonic()
-        return self._turn
+        return turn
 
     def end_inline(self, turn: int) -> None:
         """It is done with that, perhaps long after another thread was put in charge."""

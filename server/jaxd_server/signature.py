@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import Statics
+from jaxd_protocol.trees import dump_literal, is_literal
 
 __all__ = ["signature_of"]
 
@@ -57,6 +58,8 @@ def _leaf_signature(leaf: Any) -> Hashable:
 
 
 def _static_signature(value: Any) -> Hashable:
+    if is_literal(value):
+        return dump_literal(value)  # tells (1,) from (True,) and 0.0 from -0.0, which == does not
     try:
         hash(value)
     except TypeError as error:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
+
 __all__ = ["SingleFlight"]
 
 K = TypeVar("K", bound=Hashable)
@@ -34,7 +36,8 @@ class SingleFlight(Generic[K, V]):
             make: makes it and puts it into the table.
 
         Raises:
-            BaseException: whatever `make` raised, in each caller that waited for it.
+            BaseException: whatever `make` raised, in each caller that waited for it; but what one
+                client's connection did to it concerns that client alone, and the next one tries.
         """
         with self._lock:
             found = find()
@@ -46,7 +49,11 @@ class SingleFlight(Generic[K, V]):
                 flight = self._flights[key] = Future()
         if mine:
             self._fly(key, flight, make)
-        return flight.result()
+            return flight.result()
+        try:
+            return flight.result()
+        except (ConnectionLost, ProtocolError):  # its maker's client failed, and ours may not
+            return self.run(key, find, make)
 
     def _fly(self, key: K, flight: Future[V], make: Callable[[], V]) -> None:
         try:

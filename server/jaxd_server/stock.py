@@ -104,4 +104,9 @@ def _deliver_pickled(result: Any, _: Executable) -> Reply:
 def serve_stock(pipeline: Pipeline, channel: BulkChannel, credentials: object) -> None:
     """Answers one stock client until it leaves."""
     config = {**PLAIN_CONFIG, "credentials": credentials}
-    StockService(pipeline)._connect(channel, config).serve_all()
+    try:
+        StockService(pipeline)._connect(channel, config).serve_all()
+    except (JaxdError, EOFError, OSError):
+        raise
+    except Exception as error:  # whatever rpyc raises over bytes that are no message of its own
+        raise ProtocolError(f"a stock client's message cannot be read: {error!r}.") from error

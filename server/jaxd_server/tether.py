@@ -49,7 +49,7 @@ class Tether:
             try:
                 for line in lines:
                     self._answer(json.loads(line))
-            except OSError:
+            except (OSError, ValueError):  # the end, or no JSON: either way no host to speak with
                 pass
         self._on_lost()
 

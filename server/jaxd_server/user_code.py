@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import importlib.machinery
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jaxd_protocol.errors import NotInteractive
 from jaxd_protocol.installed import OWN_PACKAGES, is_local_file
@@ -46,21 +46,30 @@ class InstalledOnly(MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """None for what may be imported, which leaves it to Python's own finders.
+    ) -> ModuleSpec | None:
+        """What the other finders have, if it may be imported; None leaves it to them.
 
         Raises:
             ModuleNotFoundError: for a module whose file is not installed.
         """
         if path is not None or fullname in OWN_PACKAGES:
             return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(fullname, None, target)
-        origin = getattr(spec, "origin", None)
-        if origin not in (None, "built-in", "frozen") and is_local_file(origin):
+        found = (f.find_spec(fullname, None, target) for f in sys.meta_path if f is not self)
+        spec = next(filter(None, found), None)
+        origin = _local_origin(spec)
+        if origin is not None:
             raise ModuleNotFoundError(
                 f"{fullname!r} is a local module ({origin}), which the server does not import: "
                 "it could not see your next edit. Import it at the top of the file that defines "
                 "the function, so that it travels along, or install it.",
                 name=fullname,
             )
+        return spec
+
+
+def _local_origin(spec: ModuleSpec | None) -> str | None:
+    """The file or folder of a module that is the user's own, None for all others."""
+    if spec is None or spec.origin in ("built-in", "frozen"):
         return None
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return next(filter(is_local_file, places), None)

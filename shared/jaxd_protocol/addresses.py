@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
 
@@ -15,8 +14,7 @@ DEFAULT_TCP_PORT = 18861
 _FORMS = "use unix:///absolute/path or tcp://host:port"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """One place where a server can be reached.
 
     Attributes:

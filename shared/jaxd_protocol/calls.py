@@ -3,14 +3,14 @@
 Each line is an rpyc request to the peer's root; `[…]` travels as buffers beside it.
 
     client → server
-      call(key, number, skeleton, blob, timeout_s, flags) [arrays]
+      call(key, skeleton, blob, timeout_s, flags) [arrays]
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
       statistics() → JSON                     info() → JSON
 
     server → client, while one of the client's calls is open
       describe(key) → (fingerprint, name, options)      what is this function?
       code(fingerprint) → () [packed function]          its call waits meanwhile
-      event(number, kind, JSON)                         progress of call `number`; no reply
+      event(number, kind, JSON)               progress of the request `number`; no reply
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
 Only a server that does not know the key asks for what is behind it.
@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.trees.literals import Literal, dump_literal, load_literal
@@ -55,8 +54,7 @@ CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
 """The jax settings that travel with a call, and the values that need not be said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How a function is to be compiled: `jax.jit`'s options, and jax's configuration.
 
     Attributes:
@@ -75,11 +73,11 @@ class Options:
     inline: bool = False
     compiler_options: tuple[tuple[str, Literal], ...] = ()
     config: tuple[tuple[str, Literal], ...] = ()
-    extra_key: Literal = field(default=None)
+    extra_key: Literal = None
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: equal exactly when the options are equal."""
-        return dump_literal(tuple((f.name, getattr(self, f.name)) for f in fields(self)))
+        return dump_literal(tuple(self._asdict().items()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Options:

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
-from jaxd_protocol.trees.literals import is_literal
+from jaxd_protocol.trees.literals import dump_literal, load_literal
 
 __all__ = ["Failure", "describe_failure", "rebuild_failure"]
 
 Failure = tuple[Any, ...]
-"""(module, qualified name, message, args or None, retry_after_s, traceback text)"""
+"""(module, qualified name, message, literal of args or None, retry_after_s, traceback text)"""
 
 _MAX_TEXT: Final = 1 << 20
 
@@ -25,20 +25,36 @@ _MAX_TEXT: Final = 1 << 20
 def describe_failure(error: BaseException) -> Failure:
     """The exception as plain values, with its whole traceback as text."""
     kind = type(error)
-    args = error.args if is_literal(error.args) else None
     return (
         kind.__module__,
         kind.__qualname__,
         _message_of(error),
-        args,
+        _args_of(error),
         error.retry_after_s if isinstance(error, Busy) else 0.0,
-        "".join(traceback.format_exception(error))[-_MAX_TEXT:],
+        _sendable("".join(traceback.format_exception(error))[-_MAX_TEXT:]),
     )
+
+
+def _sendable(text: str) -> str:
+    """The text with lone surrogates, as paths that are no UTF-8 have them, made visible."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _args_of(error: BaseException) -> bytes | None:
+    """What the type was called with, as a literal; None when that is not plain or too large."""
+    args = error.args
+    if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
+        args = (*args, error.filename)  # left out of `args`, but not of the message
+    try:
+        data = dump_literal(args)
+    except (TypeError, RecursionError):
+        return None
+    return data if len(data) <= _MAX_TEXT else None
 
 
 def _message_of(error: BaseException) -> str:
     try:
-        return str(error)[:_MAX_TEXT]
+        return _sendable(str(error)[:_MAX_TEXT])
     except Exception as broken:  # noqa: BLE001  a user's __str__ may do anything
         return f"<its message cannot be shown: {type(broken).__name__}>"
 
@@ -65,18 +81,19 @@ def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
 def _loaded_exception(module: str, name: str) -> type[Exception] | None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)  # a module's __getattr__ may import
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _foreign_error(
-    kind: type[Exception], message: str, args: tuple[Any, ...] | None
-) -> BaseException | None:
-    """An instance made without `__init__`, whose signature is unknown."""
-    values = args if args is not None else (message,)
+def _foreign_error(kind: type[Exception], message: str, args: bytes | None) -> BaseException | None:
+    """An instance with these `args`; but for Python's own types without calling `__init__`."""
+    values = load_literal(args, 0)[0] if args is not None else (message,)
     try:
-        error = kind.__new__(kind, *values)
-        error.args = values
+        if kind.__module__ == "builtins":
+            error = kind(*values)
+        else:
+            error = kind.__new__(kind, *values)
+            error.args = values
         return error if str(error) == message else None
     except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
         return None

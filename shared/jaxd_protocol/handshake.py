@@ -26,8 +26,7 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
@@ -54,8 +53,7 @@ _MAX_MESSAGE: Final = 4096
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """What one end says of itself.
 
     Attributes:
@@ -68,7 +66,7 @@ class Peer:
     protocol: int
     python: tuple[int, int]
     magic: str
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str]
 
     def to_message(self) -> Message:
         """The fields as JSON values."""
@@ -88,7 +86,7 @@ class Peer:
             return cls(
                 int(message["protocol"]), (int(major), int(minor)), str(message["magic"]), versions
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
 
 
@@ -146,7 +144,7 @@ def _same(expected: str, proof: object) -> bool:
     """Whether a proof is the expected one, compared in constant time."""
     import hmac
 
-    return hmac.compare_digest(expected.encode(), str(proof).encode())
+    return hmac.compare_digest(expected.encode(), str(proof).encode(errors="replace"))
 
 
 def _fresh_nonce() -> str:
@@ -175,7 +173,7 @@ def receive_message(sock: socket.socket, transcript: Transcript) -> Message:
     transcript.add(data)
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("the peer's greeting is not JSON.") from error
     if not isinstance(message, dict):
         raise ProtocolError("the peer's greeting is not an object.")
@@ -242,8 +240,7 @@ def _checked(message: Message) -> Message:
     raise kinds.get(str(error), NoServer)(str(message.get("text", "the server refused.")))
 
 
-@dataclass(frozen=True, slots=True)
-class Guest:
+class Guest(NamedTuple):
     """A client that passed the handshake.
 
     Attributes:

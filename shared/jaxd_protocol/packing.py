@@ -17,19 +17,12 @@ from cloudpickle import cloudpickle as cloud
 
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.pytree_classes import Registration, register_again, registration_of
 
-__all__ = ["Packed", "pack", "pack_out_of_band", "register_reducer", "unpack"]
+__all__ = ["Packed", "pack", "pack_out_of_band", "unpack"]
 
 _PROTOCOL: Final = 5
 _KEPT_OF_MODULES: Final = frozenset({"__name__", "__package__", "__doc__"})
-
-Reducer = Callable[[Any], Any]
-_reducers: Final[dict[type, Reducer]] = {}
-
-
-def register_reducer(kind: type, reducer: Reducer) -> None:
-    """Says how instances of exactly `kind` travel: `reducer(value)` is a `__reduce__` value."""
-    _reducers[kind] = reducer
 
 
 class Packed(bytes):
@@ -51,13 +44,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        reducer = _reducers.get(kind)
-        if reducer is not None:
-            return reducer(value)
+        if kind is _SortedSet:
+            return frozenset, (value.items,)
         if isinstance(value, type):
             self.classes[value.__module__, value.__qualname__] = value
             if value.__module__ != "builtins" and is_local_module(value.__module__):
-                return cloud._dynamic_class_reduce(value)
+                return _reduce_class(value)
         elif kind is types.FunctionType and is_local_module(value.__module__):
             return self._dynamic_function_reduce(value)
         elif kind is types.CodeType:
@@ -66,6 +58,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif kind is types.ModuleType and is_local_module(value.__name__):
             return _reduce_module(value)
         return super().reducer_override(value)
+
+
+def _reduce_class(cls: type) -> Any:
+    """A local class by value, with what cloudpickle leaves behind: where it was defined, and its
+    registration as a pytree node.
+    """
+    make, args, state, _, _, fill = cloud._dynamic_class_reduce(cls)
+    more = (state, fill, cls.__qualname__, registration_of(cls))
+    return make, args, more, None, None, _fill_class
+
+
+def _fill_class(cls: type, more: tuple[Any, Callable[..., Any], str, Registration | None]) -> None:
+    state, fill, qualified_name, registration = more
+    fill(cls, state)
+    cls.__qualname__ = qualified_name
+    if registration is not None:
+        register_again(cls, registration)
 
 
 def _unshared(value: Any) -> Any:
@@ -78,9 +87,20 @@ def _unshared(value: Any) -> Any:
     kind = type(value)
     if kind is tuple:
         return tuple([_unshared(item) for item in value])
+    if kind is frozenset:
+        return _SortedSet(value)
     if kind is str:
         return str(value.encode("utf-8", "surrogatepass"), "utf-8", "surrogatepass")
     return bytes(bytearray(value)) if kind is bytes else value
+
+
+class _SortedSet:
+    """A constant set, as in `x in {"a", "b"}`: each process has another order of its strings."""
+
+    def __init__(self, value: frozenset[Any]) -> None:
+        self.items = _unshared(
+            tuple(sorted(value, key=lambda item: (type(item).__name__, repr(item))))
+        )
 
 
 def _reduce_module(module: types.ModuleType) -> Any:

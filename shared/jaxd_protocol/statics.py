@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxd_protocol.calls import Options
 
 __all__ = ["NO_STATICS", "Statics", "statics_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Statics:
+class Statics(NamedTuple):
     """Static positions and keyword names.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -168,3 +169,41 @@ def test_jax_settings_travel_with_the_call(client: Client) -> None:
     assert plain(x).dtype == np.float32
     with jax.enable_x64(True):
         assert plain(x).dtype == np.float64
+
+
+def test_a_users_own_pytree_classes_travel_both_ways(client: Client) -> None:
+    """With their registration there, and as instances of the same classes when they come home."""
+    import jax
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class State:
+        weights: Any
+        step: Any
+        name: str = dataclasses.field(metadata={"static": True}, default="adam")
+
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, left: Any, right: Any) -> None:
+            self.left, self.right = left, right
+
+        def tree_flatten(self) -> Any:
+            return (self.left, self.right), None
+
+        @classmethod
+        def tree_unflatten(cls, aux: None, children: Any) -> Any:
+            return cls(*children)
+
+    @client.persistent_call
+    def update(state: Any, pair: Any) -> Any:
+        return dataclasses.replace(state, step=state.step + 1), Pair(pair.right, pair.left)
+
+    state, pair = update(State(np.ones(2000, np.float32), 0), Pair(1.0, 2.0))
+    assert type(state) is State
+    assert type(pair) is Pair
+    assert (int(state.step), state.name, state.weights.shape) == (1, "adam", (2000,))
+    assert (float(pair.left), float(pair.right)) == (2.0, 1.0)
+    before = client.statistics().traces
+    update(state, pair)
+    update(state, pair)
+    assert client.statistics().traces - before <= 1

@@ -59,13 +59,11 @@ def _ask_worker(address: Address) -> Report | None:
     """What a server says of itself on its own address, as from another machine or container."""
     if address.kind == "unix" and not somebody_answers(address.path):
         return None
-    from dataclasses import asdict
-
     import jaxd
 
     try:
         with jaxd.connect(str(address)) as client:
-            return {"worker_state": "ready", "host": None, "worker": asdict(client.statistics())}
+            return {"worker_state": "ready", "host": None, "worker": client.statistics()._asdict()}
     except NoServer:
         return None
 

@@ -17,11 +17,10 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.leaves import Leaf, Place, load_spec, places
+from jaxd_protocol.trees.leaves import Leaf, load_spec, places
 from jaxd_protocol.trees.literals import load_literal
 
 __all__ = ["COUNT", "Layout", "Reader", "parse_skeleton"]
@@ -33,7 +32,6 @@ FindClass = Callable[[str, str, "tuple[str, ...] | None"], type]
 Unpickle = Callable[[bytes], Any]
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """What one skeleton says.
 
@@ -44,11 +42,13 @@ class Layout:
         buffers: number of buffers beside the message.
     """
 
-    leaves: tuple[Leaf, ...]
-    places: tuple[Place, ...]
-    blob_bytes: int
-    buffers: int
-    _build: Build
+    __slots__ = ("_build", "blob_bytes", "buffers", "leaves", "places")
+
+    def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
+        found, self.blob_bytes, self.buffers = places(leaves)
+        self.leaves = tuple(leaves)
+        self.places = tuple(found)
+        self._build = build
 
     def build(self, leaves: Sequence[Any]) -> Any:
         """The tree with these values in place of its leaves."""
@@ -60,7 +60,7 @@ class Layout:
         Raises:
             ProtocolError: when it has not; reading it would go beyond its end.
         """
-        if len(blob) < self.blob_bytes or len(buffers) != self.buffers:
+        if len(blob) != self.blob_bytes or len(buffers) != self.buffers:
             raise ProtocolError("a tree's data does not fit its skeleton.")
         if not self.buffers:
             return
@@ -89,8 +89,7 @@ def parse_skeleton(
         raise ProtocolError("a tree's skeleton cannot be read.") from error
     if reader.at != len(skeleton):
         raise ProtocolError("a tree's skeleton has bytes behind its end.")
-    found, blob_bytes, buffers = places(reader.leaves)
-    return Layout(tuple(reader.leaves), tuple(found), blob_bytes, buffers, build)
+    return Layout(reader.leaves, build)
 
 
 class Reader:
@@ -125,8 +124,14 @@ class Reader:
             raise ProtocolError("a tree's skeleton announces more than it holds.")
         return int(count)
 
+    def _names(self) -> tuple[str, ...]:
+        names = self.literal()
+        if type(names) is not tuple or not all(type(name) is str for name in names):
+            raise ProtocolError("a tree's skeleton has something else where names belong.")
+        return names
+
     def _class(self) -> tuple[str, str]:
-        module, name = self.literal()
+        module, name = self._names()
         return module, name
 
     def _none(self, tag: str) -> Build:
@@ -146,7 +151,7 @@ class Reader:
 
     def _named_tuple(self, tag: str) -> Build:
         module, name = self._class()
-        fields = self.literal()
+        fields = self._names()
         cls: Any = self._find_class(module, name, fields)
         children = [self.node() for _ in fields]
         return lambda leaves: cls._make([child(leaves) for child in children])
@@ -154,6 +159,8 @@ class Reader:
     def _object(self, tag: str) -> Build:
         module, name = self._class()
         cls = self._find_class(module, name, None)
+        if self.data[self.at : self.at + 1] != b"D":
+            raise ProtocolError("a tree's skeleton has an object without attributes.")
         state = self.node()
         return lambda leaves: _restore(cls, state(leaves))
 

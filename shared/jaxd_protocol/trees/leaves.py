@@ -11,9 +11,8 @@ import math
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 
@@ -34,11 +33,12 @@ INLINE_BYTES: Final = 4096
 SCALARS: Final = {b"F": struct.Struct("<d"), b"I": struct.Struct("<q"), b"B": struct.Struct("<?"),
                   b"C": struct.Struct("<dd")}  # fmt: skip
 _SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALARS.items()}
+_MAX_RANK: Final = 64  # numpy's own limit
+_MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address
 _ROW: Final = 16  # blob items begin at multiples of this: enough for every dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One leaf as the skeleton describes it.
 
     Attributes:
@@ -64,8 +64,7 @@ class Leaf:
         return math.prod(self.shape) * itemsize_of(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a leaf's bytes lie: at `offset` of the blob, or in buffer number `buffer`."""
 
     offset: int = -1
@@ -112,11 +111,13 @@ def dtype_of(name: str) -> Any:
     """
     import numpy
 
+    if not name.isidentifier():  # numpy would read it as a description of a record
+        raise ProtocolError(f"{name!r} is not the name of a dtype.")
     try:
         dtype = numpy.dtype(name)
     except TypeError:
         dtype = _extended_dtype(name)
-    if dtype.hasobject or dtype.name != name:
+    if dtype.name != name or not _is_number(dtype):
         raise ProtocolError(f"{name!r} is not the name of a dtype of plain numbers.")
     return dtype
 
@@ -148,6 +149,11 @@ def itemsize_of(dtype: str) -> int:
     return size if size is not None else int(dtype_of(dtype).itemsize)
 
 
+def _is_number(dtype: Any) -> bool:
+    """Whether jax may have the dtype: numpy's numbers and those of `ml_dtypes`, if it is loaded."""
+    return dtype.kind in "biufc" or hasattr(sys.modules.get("ml_dtypes"), dtype.name)
+
+
 @lru_cache(maxsize=4096)
 def array_spec(dtype: Any, shape: tuple[int, ...], weak: bool = False) -> tuple[bytes, int]:
     """Skeleton bytes and data size of an array with that numpy dtype and shape.
@@ -155,9 +161,7 @@ def array_spec(dtype: Any, shape: tuple[int, ...], weak: bool = False) -> tuple[
     Raises:
         ArgumentError: when jax has no such dtype.
     """
-    extended = sys.modules.get("ml_dtypes")
-    is_extended = extended is not None and hasattr(extended, dtype.name)
-    if dtype.kind not in "biufc" and not is_extended:
+    if not _is_number(dtype):
         raise ArgumentError(
             f"an array of dtype {dtype} cannot go to jax. Convert it to numbers first, or "
             "declare the argument in static_argnames if it is not data."
@@ -173,10 +177,17 @@ def spec_bytes(tag: str, dtype: str, shape: tuple[int, ...], weak: bool = False)
 
 
 def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, int]:
-    """Reads what `spec_bytes` wrote, behind the tag: dtype, shape, weak bit, end."""
+    """Reads what `spec_bytes` wrote, behind the tag: dtype, shape, weak bit, end.
+
+    Raises:
+        ProtocolError: when numpy can have no such array.
+        struct.error, UnicodeDecodeError: when it is cut off, or is none.
+    """
     weak, name_length, rank = struct.unpack_from("!BBH", data, at)
     at += 4
     name = data[at : at + name_length].decode("ascii")
     at += name_length
     shape = struct.unpack_from(f"!{rank}Q", data, at)
+    if rank > _MAX_RANK or math.prod(filter(None, shape)) > _MAX_ELEMENTS:
+        raise ProtocolError("an array has a shape that cannot be.")
     return name, shape, bool(weak), at + 8 * rank

@@ -41,7 +41,7 @@ def dump_literal(value: Literal) -> bytes:
     if value is None or value is True or value is False or value is Ellipsis:
         return _SIMPLE[value]
     if kind is int:
-        data = b"%d" % value
+        data = b"%x" % value  # decimal digits are limited to 4300, and slow
         return b"i" + _LENGTH.pack(len(data)) + data
     if kind is float:
         return b"f" + _DOUBLE.pack(value)
@@ -85,7 +85,7 @@ def _load(data: bytes, at: int) -> tuple[Literal, int]:
     if tag == ord("s"):
         return data[at:end].decode("utf-8", "surrogatepass"), end
     if tag == ord("i"):
-        return int(data[at:end]), end
+        return int(data[at:end], 16), end
     if tag == ord("y"):
         return data[at:end], end
     raise ValueError(f"unknown tag {tag}")

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from rpyc.core import brine, consts
 from rpyc.core.protocol import Connection
 
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import ProtocolError, RemoteError
 from jaxd_protocol.wire.channel import BulkChannel
 from jaxd_protocol.wire.frames import Frame
 
@@ -79,6 +79,10 @@ def _request_prefix(verb: str) -> bytes:
 
 _CALL_PREFIX: Final = _request_prefix("call")
 _LONG_INT: Final = brine.TAG_INT_L1[0]
+_UNREADABLE: Final = (
+    TypeError, ValueError, IndexError, AttributeError, struct.error, RecursionError
+)  # fmt: skip
+"""What rpyc's brine raises for bytes that are not brine."""
 
 
 def encode_request(seq: int, verb: str, args: tuple[Value, ...]) -> bytes:
@@ -155,7 +159,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
             verb, args = _root_call(packed)
             return self.on_request(seq, verb, args, frame)
         if handler == consts.HANDLE_PING:
-            return self.send_reply(seq, self._unbox(packed)[0])
+            return self.send_reply(seq, _ping_data(self._unbox(packed)))
         if handler == consts.HANDLE_CLOSE:
             raise EOFError("the peer closed the connection")
         raise ProtocolError(f"rpyc request {handler} is not part of jaxd's protocol.")
@@ -178,12 +182,23 @@ class BulkConnection(Connection):  # type: ignore[misc]
         raise TypeError(f"{type(obj).__name__} does not travel by value, and jaxd sends no netrefs")
 
     def _unbox(self, package: tuple[int, Value]) -> Value:
-        label, value = package
-        if label == consts.LABEL_VALUE:
-            return value
-        if label == consts.LABEL_TUPLE:
-            return tuple(self._unbox(item) for item in value)
-        raise ValueError("references do not travel between jaxd's ends")
+        try:
+            label, value = package
+            if label == consts.LABEL_VALUE:
+                return value
+            if label == consts.LABEL_TUPLE:
+                return tuple(self._unbox(item) for item in value)
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise ProtocolError("only plain values travel between jaxd's ends, no references.")
+
+    def _unbox_exc(self, raw: Value) -> RemoteError:
+        """A foreign end's exception by name: rpyc would make one, with attributes of its choice."""
+        try:
+            (module, name), _, _, text = raw
+            return RemoteError(f"the peer raised an exception:\n{text}", f"{module}.{name}")
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("the peer raised an exception that cannot be read.") from error
 
     def _netref_factory(self, id_pack: object) -> NoReturn:
         raise ValueError("netrefs do not exist between jaxd's ends")
@@ -219,8 +234,9 @@ def _usual_message(frame: Frame) -> tuple[str | None, int, Value] | None:
             end = at + 1
             seq = brine.IMM_INTS_LOADER[frame[at:end]]
         if frame.startswith(prefix, end):
-            return verb, seq, brine.load(frame[end + len(prefix) :])
-    except (TypeError, ValueError, IndexError, KeyError, struct.error, RecursionError):
+            value = brine.load(frame[end + len(prefix) :])
+            return (verb, seq, value) if verb is None or type(value) is tuple else None
+    except (*_UNREADABLE, KeyError):
         pass
     return None
 
@@ -241,7 +257,7 @@ def _parse(frame: Frame) -> tuple[int, int, Value]:
             consts.MSG_EXCEPTION,
         ):
             return kind, seq, (body if kind != consts.MSG_REQUEST else (body[0], body[1]))
-    except (TypeError, ValueError, IndexError, struct.error, RecursionError):
+    except _UNREADABLE:
         pass
     raise ProtocolError("a message cannot be read: the peer does not speak jaxd.")
 
@@ -254,8 +270,20 @@ def _root_call(packed: Value) -> tuple[str, tuple[Value, ...]]:
     """
     try:
         label, ((_, root), (_, verb), (args_label, args)) = packed
-        if label == consts.LABEL_TUPLE and root == ROOT and args_label == consts.LABEL_VALUE:
+        labels = (label, args_label) == (consts.LABEL_TUPLE, consts.LABEL_VALUE)
+        if labels and root == ROOT and type(verb) is str and type(args) is tuple:
             return verb, args
     except (TypeError, ValueError):
         pass
     raise ProtocolError("only methods of the root can be called, and only with plain values.")
+
+
+def _ping_data(args: Value) -> Value:
+    """What a ping asks to have sent back.
+
+    Raises:
+        ProtocolError: when it asks for anything else.
+    """
+    if type(args) is tuple and len(args) == 1:
+        return args[0]
+    raise ProtocolError("a ping that cannot be read.")

@@ -26,6 +26,7 @@ __all__ = [
     "Frame",
     "inflate",
     "too_large",
+    "too_many",
 ]
 
 HEADER: Final = struct.Struct("!LB")
@@ -58,6 +59,14 @@ def too_large(size: int, limit: int) -> str:
     )
 
 
+def too_many(count: int) -> str:
+    """The text for a message with `count` buffers."""
+    return (
+        f"a message has {count:,} large arrays; {MAX_BUFFERS:,} is the limit. "
+        "Join some of them, or send less at once."
+    )
+
+
 def inflate(frame: Frame) -> Frame:
     """Decompresses the frame of a stock rpyc peer, but never beyond `MAX_INFLATED_BYTES`.
 
@@ -72,4 +81,6 @@ def inflate(frame: Frame) -> Frame:
         raise ProtocolError(f"a compressed frame cannot be read: {error}.") from error
     if inflater.unconsumed_tail:
         raise LimitExceeded(f"a compressed frame inflates beyond {MAX_INFLATED_BYTES:,} bytes.")
+    if not inflater.eof:
+        raise ProtocolError("a compressed frame cannot be read: its end is missing.")
     return Frame(data)

@@ -22,14 +22,16 @@ from jaxd_protocol.wire.frames import (
     Frame,
     inflate,
     too_large,
+    too_many,
 )
+from jaxd_protocol.wire.spans import Span
 
 __all__ = ["FrameReader"]
 
 _READ_AHEAD: Final = 1 << 16
 _KNOWN_FLAGS: Final = FLAG_BUFFERS | FLAG_COMPRESSED
 
-ReceiveInto = Callable[[memoryview, list[int]], None]
+ReceiveInto = Callable[[list[memoryview], list[int]], None]
 
 
 class _Ahead:
@@ -43,46 +45,33 @@ class _Ahead:
         self.counts = [filled]
 
 
-class _Filling:
-    """Buffers that are still arriving; `counts[i]` are the parts received for `views[i]`."""
+class _Body(Span):
+    """A body that is too large to be read ahead, while it arrives."""
 
-    __slots__ = ("counts", "views")
+    __slots__ = ("flags", "view")
 
-    def __init__(self, views: Sequence[memoryview], first: memoryview) -> None:
-        """Starts with the bytes of `first`, which were read ahead."""
-        self.views = views
-        self.counts: list[list[int]] = []
-        for view in views:
-            count = min(len(view), len(first))
-            view[:count] = first[:count]
-            first = first[count:]
-            self.counts.append([count])
-
-    def receive(self, receive_into: ReceiveInto) -> None:
-        for view, counts in zip(self.views, self.counts, strict=True):
-            while (done := sum(counts)) < len(view):
-                receive_into(view[done:], counts)
+    def __init__(self, size: int, flags: int) -> None:
+        self.view = allocate(size)
+        self.flags = flags
+        super().__init__([self.view])
 
 
-class _Body(_Filling):
-    """A body too large to be read ahead."""
-
-    __slots__ = ("flags",)
-    flags: int
-
-
-class _Bulk(_Filling):
-    """The buffers beside a body."""
+class _Bulk(Span):
+    """The buffers beside a body, while they arrive."""
 
     __slots__ = ("frame",)
-    frame: Frame
+
+    def __init__(self, frame: Frame, views: Sequence[memoryview]) -> None:
+        self.frame = frame
+        frame.buffers = views
+        super().__init__(views)
 
 
 class FrameReader:
     """Frames out of a byte stream. One thread at a time may use it.
 
     Args:
-        receive_into: receives once into a view and appends the count to a list; raises
+        receive_into: receives once into some views and appends the count to a list; raises
             `EOFError` at the end of the stream.
         max_frame_bytes: larger messages are refused before memory is taken.
         admit: called with the size of a message before memory is taken for its buffers; it may
@@ -129,7 +118,8 @@ class FrameReader:
         """Consumes the message that `peek` returned."""
         ahead, start, phase = self._at
         if type(phase) is Frame:
-            self.bytes_received += len(phase) + sum(map(len, phase.buffers))
+            bulk = sum(map(len, phase.buffers)) if phase.buffers else 0
+            self.bytes_received += len(phase) + bulk
             self._at = (ahead, start, None)
 
     def has_input(self) -> bool:
@@ -161,14 +151,14 @@ class FrameReader:
 
     def _open_body(self, size: int, flags: int) -> None:
         ahead, start, _ = self._at
-        first = ahead.view[start + HEADER.size : sum(ahead.counts)]
-        body = _Body([allocate(size)], first)
-        body.flags = flags
-        self._at = (ahead, start + HEADER.size + body.counts[0][0], body)
+        start += HEADER.size
+        body = _Body(size, flags)
+        copied = body.fill(ahead.view[start : sum(ahead.counts)])
+        self._at = (ahead, start + copied, body)
 
     def _receive_body(self, body: _Body) -> None:
-        body.receive(self._receive_into)
-        frame = Frame(body.views[0][:-1])
+        self._receive(body)
+        frame = Frame(body.view[:-1])
         if body.flags & FLAG_BUFFERS:
             return self._open_bulk(frame, 0)
         ahead, start, _ = self._at
@@ -184,14 +174,12 @@ class FrameReader:
         (count,) = struct.unpack_from("!L", ahead.data, start + offset)
         needed = offset + 4 + 8 * count
         if count > MAX_BUFFERS:
-            raise LimitExceeded(f"a message has {count:,} buffers; {MAX_BUFFERS:,} is the limit.")
+            raise LimitExceeded(too_many(count))
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        views = self._take_memory(sizes, len(frame))
-        bulk = _Bulk(views, ahead.view[start + needed : start + have])
-        frame.buffers, bulk.frame = views, frame
-        copied = sum(counts[0] for counts in bulk.counts)
+        bulk = _Bulk(frame, self._take_memory(sizes, len(frame)))
+        copied = bulk.fill(ahead.view[start + needed : start + have])
         self._at = (ahead, start + needed + copied, bulk)
         return None
 
@@ -204,9 +192,13 @@ class FrameReader:
         return [allocate(size) for size in sizes]
 
     def _receive_buffers(self, bulk: _Bulk) -> None:
-        bulk.receive(self._receive_into)
+        self._receive(bulk)
         ahead, start, _ = self._at
         self._at = (ahead, start, bulk.frame)
+
+    def _receive(self, span: Span) -> None:
+        while rest := span.rest():
+            self._receive_into(rest, span.counts)
 
     def _fill(self, needed: int) -> None:
         """Receives once, with room for `needed` bytes behind `start`; grows for long tables."""
@@ -222,4 +214,4 @@ class FrameReader:
             ahead.view[: len(rest)] = rest
             self._at = (ahead, 0, phase)
             end = len(rest)
-        self._receive_into(ahead.view[end:], ahead.counts)
+        self._receive_into([ahead.view[end:]], ahead.counts)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import select
 import socket
+from operator import itemgetter
 from typing import Final
 
 from rpyc.core.stream import SocketStream
 
 __all__ = ["BulkStream", "tune_socket"]
 
-_MAX_VECTORS: Final = 512  # well below IOV_MAX, which is 1024 on Linux
+_FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 
 
 def tune_socket(sock: socket.socket) -> None:
@@ -63,15 +64,19 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             self._poll.register(self.sock, select.POLLIN)
         return bool(self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
-    def receive_into(self, view: memoryview, received: list[int]) -> None:
-        """One `recv_into`; its count is appended to `received` before any signal can be handled.
+    def receive_into(self, views: list[memoryview], received: list[int]) -> None:
+        """Receives once; the count is appended to `received` before any signal can be handled.
 
         Raises:
             EOFError: when the peer closed the connection or it broke.
         """
+        sock = self.sock
         try:
             # map and extend run in C: no bytecode, so no KeyboardInterrupt, between the two
-            received.extend(map(self.sock.recv_into, (view,)))
+            if len(views) == 1 or not hasattr(sock, "recvmsg_into"):
+                received.extend(map(sock.recv_into, views[:1]))
+            else:
+                received.extend(map(_FIRST, map(sock.recvmsg_into, (views,))))
         except OSError as error:
             self.close()
             raise EOFError(f"connection lost: {error}") from error
@@ -80,16 +85,17 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             raise EOFError("connection closed by the peer")
 
     def send_some(self, views: list[memoryview], sent: list[int]) -> None:
-        """One `sendmsg` of `views`; its count is appended to `sent` as in `receive_into`.
+        """Sends once; the count is appended to `sent` as in `receive_into`.
 
         Raises:
             EOFError: when the connection broke.
         """
+        sock = self.sock
         try:
-            if len(views) == 1 or not hasattr(self.sock, "sendmsg"):
-                sent.extend(map(self.sock.send, (views[0],)))
+            if len(views) == 1 or not hasattr(sock, "sendmsg"):
+                sent.extend(map(sock.send, views[:1]))
             else:
-                sent.extend(map(self.sock.sendmsg, (views[:_MAX_VECTORS],)))
+                sent.extend(map(sock.sendmsg, (views,)))
         except OSError as error:
             self.close()
             raise EOFError(f"connection lost: {error}") from error

@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from jaxd_protocol.errors import LimitExceeded
-from jaxd_protocol.wire.frames import END, FLAG_BUFFERS, HEADER, MAX_BODY_BYTES, too_large
+from jaxd_protocol.wire.frames import (
+    END,
+    FLAG_BUFFERS,
+    HEADER,
+    MAX_BODY_BYTES,
+    MAX_BUFFERS,
+    too_large,
+    too_many,
+)
+from jaxd_protocol.wire.spans import Span
 
 __all__ = ["FrameWriter"]
 
@@ -31,7 +40,9 @@ class FrameWriter:
         self.max_frame_bytes = max_frame_bytes
         self.bytes_sent = 0
         self._send_some = send_some
-        self._lock = threading.Lock()  # held from a frame's first byte to its last
+        self._lock = threading.Lock()  # guards the socket's sending side and `_open`
+        # the frame that is going out: its parts, and how many bytes of them were sent
+        self._open: tuple[list[memoryview], list[int]] | None = None
 
     def write(self, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
         """Sends one message; when it returns, `buffers` may be overwritten.
@@ -39,41 +50,43 @@ class FrameWriter:
         Raises:
             EOFError: when the connection broke.
             LimitExceeded: when the message is over the limit; nothing was sent then.
+
+        Interrupted by anything else, the message goes out whole or not at all.
         """
         if not buffers and len(body) < _JOINED:
             return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
             raise LimitExceeded(too_large(total, min(MAX_BODY_BYTES, self.max_frame_bytes)))
+        if len(buffers) > MAX_BUFFERS:
+            raise LimitExceeded(too_many(len(buffers)))
         return self._write([memoryview(part) for part in _parts(body, buffers) if len(part)])
 
     def _write(self, views: list[memoryview]) -> None:
-        sent: list[int] = []
-        total = sum(map(len, views))
+        span = Span(views)
         self._lock.acquire()
         try:
-            self._write_from(views, sent, total)
+            self._write_rest(span)
         except BaseException as error:
-            if isinstance(error, EOFError) or sum(sent) in (0, total):
+            if isinstance(error, EOFError) or span.moved in (0, span.total):
                 self._lock.release()
             else:
                 # interrupted inside a frame: its rest has to go out before anything else, and
                 # neither the interrupted thread nor the others should have to wait for that
-                rest = threading.Thread(
-                    target=self._finish, args=(views, sent, total), name="jaxd-rest", daemon=True
-                )
-                rest.start()
+                threading.Thread(
+                    target=self._finish, args=(span,), name="jaxd-rest", daemon=True
+                ).start()
             raise
         self._lock.release()
 
-    def _write_from(self, views: list[memoryview], sent: list[int], total: int) -> None:
-        while (done := sum(sent)) < total:
-            self._send_some(_after(views, done), sent)
-        self.bytes_sent += total
+    def _write_rest(self, span: Span) -> None:
+        while rest := span.rest():
+            self._send_some(rest, span.counts)
+        self.bytes_sent += span.total
 
-    def _finish(self, views: list[memoryview], sent: list[int], total: int) -> None:
+    def _finish(self, span: Span) -> None:
         try:
-            self._write_from(views, sent, total)
+            self._write_rest(span)
         except EOFError:
             return  # whoever reads will see the end as well
         finally:
@@ -88,14 +101,3 @@ def _parts(body: bytes, buffers: Sequence[memoryview]) -> list[bytes | memoryvie
         tail += struct.pack(f"!L{len(buffers)}Q", len(buffers), *sizes)
     small = len(body) < _JOINED
     return [head + body + tail, *buffers] if small else [head, body, tail, *buffers]
-
-
-def _after(views: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of `views` once `done` bytes of them were sent."""
-    if not done:
-        return views
-    for index, view in enumerate(views):
-        if done < len(view):
-            return [view[done:], *views[index + 1 :]]
-        done -= len(view)
-    return []
