@@ -17,6 +17,8 @@ from jaxd_protocol.trees import Layout, Leaf, Place, numpy_leaf, parse_skeleton
 __all__ = ["PRNGKeys", "ResultReader", "ResultsAs"]
 
 ResultsAs = Literal["auto", "numpy", "jax"]
+_MAX_LAYOUTS = 1024
+
 Classes = Mapping[tuple[str, str], type]
 
 
@@ -59,7 +61,10 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = self._layouts[skeleton] = parse_skeleton(skeleton, self._find_class)
+            layout = parse_skeleton(skeleton, self._find_class)
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[skeleton] = layout
         layout.check(blob, buffers)
         read = _reader(results)
         leaves = [

@@ -207,10 +207,10 @@ class ClientConnection(BulkConnection):
                     return
                 self.dispatch(reader.peek())
                 reader.advance()
+        except JaxdError as error:  # first: some of them are OSErrors as well
+            self._fail_all(error)
         except (EOFError, OSError) as error:
             self._fail_all(ConnectionLost(_LOST), error)
-        except JaxdError as error:
-            self._fail_all(error)
 
     def _hand_on(self, leading: bool) -> None:
         """Somebody else becomes the reader, if there is anybody and nobody reads already."""

@@ -84,8 +84,8 @@ class ServerConnection(BulkConnection):
         self.dispatch(self._channel.recv())
 
     def _on_end(self, error: Exception) -> None:
-        if not isinstance(error, EOFError | OSError):
-            known = isinstance(error, JaxdError)
+        known = isinstance(error, JaxdError)  # some of which are OSErrors as well
+        if known or not isinstance(error, EOFError | OSError):
             text = str(error) if known else "".join(traceback.format_exception(error))
             log_event("connection_dropped", level=logging.WARNING, reason=text)
         self.shut()

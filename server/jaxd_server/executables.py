@@ -22,6 +22,8 @@ from jaxd_server.single_flight import SingleFlight
 
 __all__ = ["Executables", "Plan"]
 
+_PLANS_PER_EXECUTABLE = 8
+
 Build = Callable[[], Executable]
 
 
@@ -92,6 +94,9 @@ class Executables:
         looked_at = any(leaf.tag == "P" for leaf in layout.leaves)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
+                if len(self._plans) >= _PLANS_PER_EXECUTABLE * self._limit:
+                    self._plans.clear()  # they are made again in no time
+                    self._statics.clear()
                 self._plans[function.key, skeleton] = Plan(layout, None if looked_at else found)
         return found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jaxd_protocol.calls import Options, fingerprint_of, function_key
 from jaxd_protocol.errors import ProtocolError
@@ -12,6 +14,8 @@ from jaxd_protocol.packing import unpack
 from jaxd_server.single_flight import SingleFlight
 
 __all__ = ["Function", "FunctionSource", "Functions"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,19 @@ class FunctionSource(Protocol):
 
 
 class Functions:
-    """The table of functions; safe from any thread."""
+    """The functions that were asked for last; safe from any thread.
 
-    def __init__(self) -> None:
-        self._functions: dict[bytes, Function] = {}
-        self._codes: dict[bytes, Callable[..., Any]] = {}
+    One that is forgotten is asked for again. Its executables do not need this table.
+
+    Args:
+        limit: how many to keep.
+    """
+
+    def __init__(self, limit: int = 1000) -> None:
+        self._limit = limit
+        self._functions: OrderedDict[bytes, Function] = OrderedDict()
+        self._codes: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
+        self._lock = threading.Lock()  # guards both tables
         self._flights: SingleFlight[bytes, Function] = SingleFlight()
         self._unpacking: SingleFlight[bytes, Callable[..., Any]] = SingleFlight()
 
@@ -60,29 +72,44 @@ class Functions:
             ProtocolError: when what the source sends does not have the key that it was asked for.
             Exception: whatever unpacking raises, such as ImportError.
         """
-        function = self._functions.get(key)
-        if function is not None:
-            return function
         return self._flights.run(
-            key, lambda: self._functions.get(key), lambda: self._fetch(key, source)
+            key, lambda: self._find(self._functions, key), lambda: self._fetch(key, source)
         )
+
+    def _find(self, table: OrderedDict[bytes, T], name: bytes) -> T | None:
+        with self._lock:
+            found = table.get(name)
+            if found is not None:
+                table.move_to_end(name)
+            return found
+
+    def _keep(self, table: OrderedDict[bytes, T], name: bytes, value: T) -> T:
+        with self._lock:
+            table[name] = value
+            if len(table) > self._limit:
+                table.popitem(last=False)
+        return value
 
     def _fetch(self, key: bytes, source: FunctionSource) -> Function:
         fingerprint, name, options = source.describe(key)
         if function_key(fingerprint, options) != key:
-            raise ProtocolError("the client described another function than the one it called.")
+            raise ProtocolError(
+                "the client described another function than the one it called. "
+                "Install the same jaxd on both sides."
+            )
         code = self._unpacking.run(
             fingerprint,
-            lambda: self._codes.get(fingerprint),
+            lambda: self._find(self._codes, fingerprint),
             lambda: self._unpack(fingerprint, source),
         )
-        function = self._functions[key] = Function(key, name, code, options)
-        return function
+        return self._keep(self._functions, key, Function(key, name, code, options))
 
     def _unpack(self, fingerprint: bytes, source: FunctionSource) -> Callable[..., Any]:
         data = source.code(fingerprint)
-        if fingerprint_of(bytes(data)) != fingerprint:
-            raise ProtocolError("the client sent other code than the fingerprint stands for.")
-        function: Callable[..., Any] = unpack(data)
-        self._codes[fingerprint] = function
-        return function
+        if fingerprint_of(data) != fingerprint:
+            raise ProtocolError(
+                "the client sent other code than the fingerprint stands for. "
+                "Install the same jaxd on both sides."
+            )
+        code: Callable[..., Any] = unpack(data)
+        return self._keep(self._codes, fingerprint, code)

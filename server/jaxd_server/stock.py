@@ -16,6 +16,7 @@ from rpyc.core import brine, consts
 from rpyc.core.protocol import Connection
 
 from jaxd_protocol.calls import FAILED, OK, Options, fingerprint_of, function_key
+from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.packing import pack
 from jaxd_protocol.trees.layout import COUNT

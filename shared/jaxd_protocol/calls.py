@@ -115,7 +115,7 @@ def normal_config(config: Mapping[str, Literal]) -> tuple[tuple[str, Literal], .
     return tuple(sorted(changed.items()))
 
 
-def fingerprint_of(code: bytes) -> bytes:
+def fingerprint_of(code: bytes | memoryview) -> bytes:
     """The fingerprint of packed code: BLAKE2b, 16 bytes."""
     return hashlib.blake2b(code, digest_size=16).digest()
 

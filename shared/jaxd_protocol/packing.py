@@ -61,9 +61,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduce_class(cls: type) -> Any:
-    """A local class by value, with what cloudpickle leaves behind: where it was defined, and its
-    registration as a pytree node.
-    """
+    """A local class by value, with its qualified name and its registration as a pytree node."""
     make, args, state, _, _, fill = cloud._dynamic_class_reduce(cls)
     more = (state, fill, cls.__qualname__, registration_of(cls))
     return make, args, more, None, None, _fill_class
