@@ -41,7 +41,9 @@ class LiveServer:
         environment: for client processes that are to use it.
     """
 
-    def __init__(self, directory: Path, *arguments: str, name: str = "s") -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, name: str = "s", **environment: str
+    ) -> None:
         self.directory = directory
         token_file = directory / f"{name}.token"
         token_file.touch(mode=0o600)
@@ -54,7 +56,10 @@ class LiveServer:
         command += ["--listen", self.unix, "--listen", "tcp://127.0.0.1:0"]
         command += ["--token-file", str(token_file), *arguments]
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=source_environment(directory)
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=source_environment(directory, **environment),
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()

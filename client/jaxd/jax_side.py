@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from jaxd_protocol.calls import CONFIG_DEFAULTS
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.trees import TreeEncoder
 
 __all__ = ["current_config", "encode_jax", "loaded_jax", "to_jax", "to_jax_keys"]
+
+_TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
 
 
 def loaded_jax() -> Any:
@@ -19,11 +23,24 @@ def loaded_jax() -> Any:
 
 
 def current_config() -> dict[str, Any]:
-    """The settings that travel, as they are in this thread now; nothing without jax."""
+    """The settings that travel, as they are in this thread now.
+
+    Without jax, those that the environment would give it: JAX_ENABLE_X64 and the like.
+    """
     jax = loaded_jax()
     if jax is None:
-        return {}
+        return _config_of_environment()
     return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+
+
+@lru_cache(maxsize=1)
+def _config_of_environment() -> dict[str, Any]:
+    texts = {name: os.environ.get(name.upper(), "") for name in CONFIG_DEFAULTS}
+    return {
+        name: text.lower() in _TRUE if isinstance(CONFIG_DEFAULTS[name], bool) else text
+        for name, text in texts.items()
+        if text
+    }
 
 
 def encode_jax(encoder: TreeEncoder, value: Any) -> bool:

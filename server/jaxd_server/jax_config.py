@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import jax
 
-__all__ = ["CONTEXTS", "configured"]
+from jaxd_protocol.calls import CONFIG_DEFAULTS
+
+__all__ = ["CONTEXTS", "begin_with_defaults", "configured"]
 
 Config = tuple[tuple[str, Any], ...]
 
@@ -23,6 +25,17 @@ CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
     "jax_debug_infs": jax.debug_infs,
 }
 """jax's own context managers for the settings in `jaxd_protocol.calls.CONFIG_DEFAULTS`."""
+
+
+def begin_with_defaults() -> None:
+    """Sets what clients do not say, whatever the environment of this server says.
+
+    A server that was started in the background has the variables of the process that started it,
+    and JAX_ENABLE_X64 of one client must not decide about the results of another.
+    """
+    for name, value in CONFIG_DEFAULTS.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
 
 _NOTHING: Final = nullcontext()
 

@@ -20,6 +20,7 @@ from jaxd_server.doorman import Doorman
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Functions
+from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
@@ -52,6 +53,7 @@ class Parts:
         counters: Counters,
         report: Callable[[str], dict[str, Any]],
     ) -> None:
+        begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._options = options
         self._token = options.read_token()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
+from tests.live_server import LiveServer
 
 
 class Point(NamedTuple):
@@ -207,3 +209,15 @@ def test_a_users_own_pytree_classes_travel_both_ways(client: Client) -> None:
     update(state, pair)
     update(state, pair)
     assert client.statistics().traces - before <= 1
+
+
+def test_the_servers_own_environment_decides_nothing(start_live: Callable[..., LiveServer]) -> None:
+    """A server whose starter had JAX_ENABLE_X64 gives others what plain jax gives them."""
+    server = start_live(JAX_ENABLE_X64="1")
+    program = """
+import numpy as np
+from jaxd import persistent_call
+print(persistent_call(lambda x: x * 2)(np.ones(3)).dtype)
+"""
+    assert server.run(program).stdout == "float32\n"
+    assert server.run(program, JAX_ENABLE_X64="1").stdout == "float64\n"
