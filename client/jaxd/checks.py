@@ -148,7 +148,7 @@ def _connection(address: Address, settings: Settings) -> Check:
     name = "connection"
     if settings.server is None and not server_runs(address.path):
         return Check(name, "ok", "no server to try; the first call starts one")
-    from jaxd.client import probe
+    from jaxd.connecting import probe
 
     try:
         info = probe(address, settings)

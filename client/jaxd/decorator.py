@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from jaxd.client import Client, default_client
+from jaxd.caller import Caller, HasCaller, default_caller
 from jaxd.persistent_function import PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
@@ -51,7 +51,7 @@ class CallOptions(TypedDict, total=False):
     host: str | None
     port: int | None
     token: str | None
-    client: Client | None
+    client: HasCaller | None
     results: ResultsAs
     config: Mapping[str, Any] | None
     timeout_s: float | None
@@ -101,7 +101,7 @@ def persistent_call(
     return PersistentFunction(
         function,
         _jit_options(options),
-        _find_client(options),
+        _find_caller(options),
         config,
         options.get("results", "auto"),
         options.get("timeout_s"),
@@ -128,18 +128,18 @@ def _jit_options(given: CallOptions) -> Options:
     return options
 
 
-def _find_client(given: CallOptions) -> Callable[[], Client | None]:
-    """Gives the client at the first call: the environment may still change until then."""
+def _find_caller(given: CallOptions) -> Callable[[], Caller | None]:
+    """Gives the caller at the first call: the environment may still change until then."""
     server, host, port = given.get("server"), given.get("host"), given.get("port")
     token, client = given.get("token"), given.get("client")
     if server is not None or host is not None or port is not None:
         Settings.resolve(server, host, port, token)  # a bad address is an error here
-    found: list[Client | None] = [] if client is None else [client]
+    found: list[Caller | None] = [] if client is None else [client.caller]
 
-    def find() -> Client | None:
+    def find() -> Caller | None:
         if not found:
             settings = Settings.resolve(server, host, port, token)
-            found.append(None if settings.inline else default_client(settings))
+            found.append(None if settings.inline else default_caller(settings))
         return found[0]
 
     return find

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from jaxd.client import Client
+from jaxd.caller import Caller
 from jaxd.jax_side import current_config
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options, normal_config
@@ -42,7 +42,7 @@ class PersistentFunction(Generic[P, R]):
         self,
         function: Callable[P, R],
         options: Options,
-        find_client: Callable[[], Client | None],
+        find_caller: Callable[[], Caller | None],
         config: Mapping[str, Any],
         results: ResultsAs,
         timeout_s: float | None,
@@ -50,7 +50,7 @@ class PersistentFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._options = options
-        self._find_client = find_client
+        self._find_caller = find_caller
         self._config = dict(config)
         self._results: ResultsAs = results
         self._timeout_s = timeout_s
@@ -66,32 +66,32 @@ class PersistentFunction(Generic[P, R]):
             BaseException: what the function raises, with the remote traceback as a note.
             JaxdError: when the call cannot be made; see `jaxd.errors`.
         """
-        client = self._find_client()
-        if client is None:
+        caller = self._find_caller()
+        if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
         spec = self._spec()
-        call = client.encode(spec, args, kwargs, self._timeout_s, self._results)
-        return client.call(call)  # type: ignore[no-any-return]
+        call = caller.encode(spec, args, kwargs, self._timeout_s, self._results)
+        return caller.call(call)  # type: ignore[no-any-return]
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Starts a call and returns its future; arguments may be overwritten then.
 
         Waits while as many calls are in flight as the server takes from one client.
         """
-        client = self._find_client()
-        if client is None:
+        caller = self._find_caller()
+        if caller is None:
             return _finished(lambda: self._call_inline(*args, **kwargs))
         spec = self._spec()
-        return client.submit(client.encode(spec, args, kwargs, self._timeout_s, self._results))
+        return caller.submit(caller.encode(spec, args, kwargs, self._timeout_s, self._results))
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Awaits a call; the event loop runs on meanwhile."""
         import asyncio
 
-        client = self._find_client()
-        if client is not None:
+        caller = self._find_caller()
+        if caller is not None:
             # finding or starting a server blocks; it has no place in the event loop
-            await asyncio.get_running_loop().run_in_executor(None, client.connection)
+            await asyncio.get_running_loop().run_in_executor(None, caller.connection)
         return await asyncio.wrap_future(self.submit(*args, **kwargs))
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[R]:

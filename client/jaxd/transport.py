@@ -44,7 +44,8 @@ class Pending:
     Attributes:
         done: whether `value` and `frame`, or `error`, are there.
         gate: released when the waiting thread has to look again.
-        then: called, by whoever reads, when nobody waits for the reply.
+        then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
+            that happen twice.
     """
 
     __slots__ = ("done", "error", "frame", "gate", "then", "value")
@@ -169,7 +170,9 @@ class ClientConnection(BulkConnection):
         try:
             self.send_request(seq, verb, args, buffers)
         except EOFError as error:
-            raise ConnectionLost(_LOST) from error
+            lost = ConnectionLost(_LOST)
+            self._fail_all(lost, error)
+            raise lost from error
 
     # reading ----------------------------------------------------------------------------------
 
@@ -270,6 +273,17 @@ class ClientConnection(BulkConnection):
         """Ends the connection; its own thread ends with it."""
         super().shut()
         self._wanted.set()
+
+    def expire(self, number: int, error: Exception) -> None:
+        """Ends a submitted request with `error`; its reply is dropped when it comes."""
+        with self._lock:
+            pending = self._pending.get(number)
+            if pending is None or pending.done or pending.then is None:
+                return
+            self._pending[number] = Pending(_ignore)
+        pending.error = error
+        pending.done = True
+        pending.then(pending)
 
     # what arrives -----------------------------------------------------------------------------
 

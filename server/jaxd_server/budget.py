@@ -14,16 +14,25 @@ __all__ = ["Budget", "Share"]
 
 
 class Budget:
-    """The bytes of all messages that are held in memory. Thread-safe.
+    """The calls of all connections and the bytes of their messages. Thread-safe.
 
     Args:
         limit: bytes, over all connections.
+
+    Attributes:
+        used: bytes that are held in memory.
+        calls: calls that were read and whose reply has not been sent.
+        idle: set whenever there is none of those.
+        changed: guards all of these, and the counts of every share.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.changed = threading.Condition()  # guards `used` and every share's counts
+        self.calls = 0
+        self.idle = threading.Event()
+        self.idle.set()
+        self.changed = threading.Condition()
 
 
 class Share:
@@ -56,13 +65,18 @@ class Share:
         with self._budget.changed:
             self._budget.changed.wait_for(lambda: self._idle() or self._active() < self._slots)
             self._calls += 1
+            self._budget.calls += 1
+            self._budget.idle.clear()
             nbytes, self._arriving = self._arriving, 0
             return nbytes
 
     def end(self, nbytes: int) -> None:
-        """The call is answered, or the message was not a call."""
+        """The call's reply was sent, or cannot be."""
         with self._budget.changed:
             self._calls -= 1
+            self._budget.calls -= 1
+            if not self._budget.calls:
+                self._budget.idle.set()
             self._budget.used -= nbytes
             self._budget.changed.notify_all()
 

@@ -19,6 +19,7 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.handshake import finish_greeting
 from jaxd_protocol.wire import BulkChannel, BulkStream, tune_socket
+from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection, Workshop
 from jaxd_server.doorman import Admitted, Doorman
 from jaxd_server.logs import log_event
@@ -95,17 +96,19 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             sock.close()
 
     def _serve_client(self, sock: socket.socket, admitted: Admitted) -> None:
+        workshop = self._workshop
         if admitted.guest is None or admitted.said is None:
             tune_socket(sock)
-            channel = BulkChannel(BulkStream(sock), self._workshop.max_frame_bytes)
-            return serve_stock(self._workshop.pipeline, channel, admitted.principal)
+            share = Share(workshop.budget, workshop.slots)
+            channel = BulkChannel(BulkStream(sock), workshop.max_frame_bytes)
+            return serve_stock(workshop.pipeline, share, channel, admitted.principal)
         session = self._sessions.enter(admitted.guest.session, admitted.principal)
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
             finish_greeting(sock, versions, admitted.token, admitted.said, welcome)
             tune_socket(sock)
-            ServerConnection(self.service, BulkStream(sock), self._workshop).serve()
+            ServerConnection(self.service, BulkStream(sock), workshop).serve()
         finally:
             self._sessions.leave(session)
         return None

@@ -68,12 +68,13 @@ class Parts:
             Admission(),
             counters,
         )
+        self._budget = Budget(options.budget_bytes)
         self._workshop = Workshop(
             pipeline=self.pipeline,
             runners=ThreadPoolExecutor(options.threads, "jaxd-run"),
             builders=ThreadPoolExecutor(_BUILDER_THREADS, "jaxd-build"),
             sentry=Sentry(),
-            budget=Budget(options.budget_bytes),
+            budget=self._budget,
             traffic=self._traffic,
             slots=options.slots,
             max_frame_bytes=options.max_frame_bytes,
@@ -93,6 +94,11 @@ class Parts:
             self.versions,
         )
         return Endpoint(sock, address, doorman, self._sessions, self._workshop, welcome)
+
+    def drain(self) -> None:
+        """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
+        self.pipeline.admission.drain()
+        self._budget.idle.wait()
 
     def status(self) -> dict[str, Any]:
         """The present state, beside the counters."""

@@ -2,7 +2,7 @@
 
 The one place where references travel: the root and its two methods, and nothing else.
 One of the doors to rpyc; relies on `Connection._box`, `Connection._netref_factory`,
-`Connection._local_root` and `Service._connect`.
+`Connection._dispatch_request`, `Connection._local_root` and `Service._connect`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jaxd_protocol.packing import pack
 from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
+from jaxd_server.budget import Share
 from jaxd_server.compiler import Executable
 from jaxd_server.pipeline import Call, Pipeline, Reply
 
@@ -32,6 +33,15 @@ _SKELETON = b"T" + COUNT.pack(2) + _PICKLED + _PICKLED  # (args, kwargs), each o
 
 
 class _StockConnection(Connection):  # type: ignore[misc]
+    def _dispatch_request(self, seq: int, raw_args: Any) -> None:
+        """Counts the request as a call until its reply is sent, so that a drain waits for it."""
+        share: Share = self._local_root.share
+        nbytes = share.begin()
+        try:
+            super()._dispatch_request(seq, raw_args)
+        finally:
+            share.end(nbytes)
+
     def _box(self, value: Any) -> tuple[int, Any]:
         if brine.dumpable(value):
             return consts.LABEL_VALUE, value
@@ -63,9 +73,10 @@ class StockService(rpyc.Service):  # type: ignore[misc]
 
     _protocol = _StockConnection
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, share: Share) -> None:
         super().__init__()
         self._pipeline = pipeline
+        self.share = share
 
     def exposed_ping(self) -> str:
         """Answers `pong`."""
@@ -102,11 +113,16 @@ def _deliver_pickled(result: Any, _: Executable) -> Reply:
     return (OK, bytes(pack(arrays, "the result"))), ()
 
 
-def serve_stock(pipeline: Pipeline, channel: BulkChannel, credentials: object) -> None:
-    """Answers one stock client until it leaves."""
-    config = {**PLAIN_CONFIG, "credentials": credentials}
+def serve_stock(pipeline: Pipeline, share: Share, channel: BulkChannel, principal: str) -> None:
+    """Answers one stock client until it leaves.
+
+    Raises:
+        ProtocolError: when it sends what is no message of rpyc's.
+        LimitExceeded: when a message is too large.
+    """
+    config = {**PLAIN_CONFIG, "credentials": principal}
     try:
-        StockService(pipeline)._connect(channel, config).serve_all()
+        StockService(pipeline, share)._connect(channel, config).serve_all()
     except (JaxdError, EOFError, OSError):
         raise
     except Exception as error:  # whatever rpyc raises over bytes that are no message of its own

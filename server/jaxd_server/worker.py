@@ -95,7 +95,7 @@ class Worker:
         """Finishes running calls and refuses new ones."""
         for endpoint in self._endpoints:
             endpoint.close()
-        self._parts.pipeline.admission.drain()
+        self._parts.drain()
         log_event("drained", calls=self._counters.snapshot()["calls"])
 
     def welcome(self) -> dict[str, Any]:

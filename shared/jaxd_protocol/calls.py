@@ -22,7 +22,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.trees.literals import Literal, dump_literal, load_literal
 
 __all__ = [
@@ -81,9 +81,15 @@ class Options(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Options:
-        """Reads what `to_bytes` wrote; raises `ProtocolError` or `TypeError` for anything else."""
-        values, _ = load_literal(data, 0)
-        return cls(**dict(values))
+        """Reads what `to_bytes` wrote; raises `ProtocolError` for anything else."""
+        values, end = load_literal(data, 0)
+        try:
+            options = cls(**dict(values))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("a function's options cannot be read.") from error
+        if end != len(data):
+            raise ProtocolError("a function's options have bytes behind their end.")
+        return options
 
     def jit_arguments(self) -> dict[str, Any]:
         """Keyword arguments for `jax.jit`, those left at their defaults omitted."""

@@ -198,7 +198,7 @@ def greet_server(
     Args:
         sock: connected, with a timeout that bounds each step.
         versions: package versions to report.
-        token: needed when the server asks for it.
+        token: what both ends must prove to hold; None takes a server that asks for nothing.
         session: the session to resume, or None for a new one.
 
     Raises:
@@ -229,6 +229,12 @@ def greet_server(
                 "the server could not prove that it holds the token: it may be an impostor. "
                 "Nothing was sent. Check the address."
             )
+    elif token is not None:
+        raise AuthenticationFailed(
+            "the server did not ask for the token: it may be an impostor. Nothing was sent. Check "
+            "the address; for a server that is open on purpose, unset JAXD_TOKEN and "
+            "JAXD_TOKEN_FILE or move the token file away."
+        )
     return {**welcome, "peer": server}
 
 

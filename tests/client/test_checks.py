@@ -35,9 +35,9 @@ def files(runtime: Path) -> LocalServerFiles:
 
 def connect_with(monkeypatch: pytest.MonkeyPatch, probe: Probe) -> None:
     """Lets `probe` stand for a whole handshake."""
-    module = ModuleType("jaxd.client")
+    module = ModuleType("jaxd.connecting")
     module.__dict__["probe"] = probe
-    monkeypatch.setitem(sys.modules, "jaxd.client", module)
+    monkeypatch.setitem(sys.modules, "jaxd.connecting", module)
 
 
 def check(name: str, settings: Settings | None = None) -> Check:

@@ -105,5 +105,6 @@ class BulkStream(SocketStream):  # type: ignore[misc]
 
         `close` would shut the connection down for the parent as well.
         """
-        if not self.closed:
-            os.close(self.sock.detach())
+        descriptor = -1 if self.closed else self.sock.detach()
+        if descriptor >= 0:  # else it was abandoned before
+            os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -41,8 +42,7 @@ class FrameWriter:
         self.bytes_sent = 0
         self._send_some = send_some
         self._lock = threading.Lock()  # guards the socket's sending side and `_open`
-        # the frame that is going out: its parts, and how many bytes of them were sent
-        self._open: tuple[list[memoryview], list[int]] | None = None
+        self._open: Span | None = None  # the frame that is going out
 
     def write(self, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
         """Sends one message; when it returns, `buffers` may be overwritten.
@@ -64,33 +64,42 @@ class FrameWriter:
 
     def _write(self, views: list[memoryview]) -> None:
         span = Span(views)
-        self._lock.acquire()
         try:
-            self._write_rest(span)
-        except BaseException as error:
-            if isinstance(error, EOFError) or span.moved in (0, span.total):
-                self._lock.release()
-            else:
-                # interrupted inside a frame: its rest has to go out before anything else, and
-                # neither the interrupted thread nor the others should have to wait for that
-                threading.Thread(
-                    target=self._finish, args=(span,), name="jaxd-rest", daemon=True
-                ).start()
+            with self._lock:  # no bytecode, so no interrupt, between taking it and the block
+                self._finish()  # what an interrupted thread left comes first
+                self._send(span)
+        except EOFError:
             raise
-        self._lock.release()
+        except BaseException:
+            if 0 < span.moved < span.total:
+                # its rest has to go out before anything else, also when nothing else is sent;
+                # the interrupted thread should not have to wait for that
+                threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True).start()
+            raise
 
-    def _write_rest(self, span: Span) -> None:
+    def _send(self, span: Span) -> None:
+        """Opens a frame and sends it. Interrupted before its first byte, it is forgotten."""
+        try:
+            self._open = span
+            self._finish()
+        except BaseException:
+            if not span.moved:
+                self._open = None
+            raise
+
+    def _finish(self) -> None:
+        """Sends what is left of the open frame. The lock is held."""
+        span = self._open
+        if span is None:
+            return
         while rest := span.rest():
             self._send_some(rest, span.counts)
         self.bytes_sent += span.total
+        self._open = None
 
-    def _finish(self, span: Span) -> None:
-        try:
-            self._write_rest(span)
-        except EOFError:
-            return  # whoever reads will see the end as well
-        finally:
-            self._lock.release()
+    def _finish_later(self) -> None:
+        with self._lock, contextlib.suppress(EOFError):  # whoever reads will see the end as well
+            self._finish()
 
 
 def _parts(body: bytes, buffers: Sequence[memoryview]) -> list[bytes | memoryview]:
