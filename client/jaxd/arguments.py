@@ -13,7 +13,7 @@ from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.trees.layout import COUNT
 
-__all__ = ["encode_arguments"]
+__all__ = ["ArgumentEncoder", "encode_arguments"]
 
 
 def encode_arguments(

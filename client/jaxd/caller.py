@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxd.arguments import encode_arguments
+from jaxd.forking import forget_after_fork
 from jaxd.progress import Progress
 from jaxd.results import ResultReader, ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED, MAY_REPEAT
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerLost
+from jaxd_protocol.errors import ConnectionLost, WorkerLost
 from jaxd_protocol.failures import rebuild_failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
-    from jaxd.transport import ClientConnection, Pending
+    from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
-__all__ = ["Caller", "Encoded", "HasCaller", "default_caller"]
+__all__ = ["Caller", "Encoded", "HasCaller", "default_caller", "lost_twice"]
 
 
 class Encoded(NamedTuple):
@@ -62,6 +61,8 @@ class Caller:
     Attributes:
         address: where it was found; None before the first connection.
         session: the server's name for this client, kept over connections.
+        window: has a place for each submitted call that the server takes from one connection.
+        progress: shows how far long calls are.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -69,15 +70,15 @@ class Caller:
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
         self._classes: dict[tuple[str, str], type] = {}
         self._reader = ResultReader(self._classes)
-        self._progress = Progress()
-        self.reset()
-        _callers.add(self)
+        self.progress = Progress()
+        self.after_fork()
+        forget_after_fork(self)
 
-    def reset(self) -> None:
+    def after_fork(self) -> None:
         """Forgets the connection without ending it, as the child of a fork must."""
         self._lock = threading.Lock()  # guards connecting
         self._connection: ClientConnection | None = None
-        self._window: threading.BoundedSemaphore | None = None
+        self.window: threading.BoundedSemaphore | None = None
         self.address: Address | None = None
         self.session: str | None = None
 
@@ -126,8 +127,8 @@ class Caller:
             try:
                 value, frame = self._request(call, deadline)
             except ConnectionLost as error:
-                raise _lost_twice(call) from error
-        return self._outcome(call, value, frame.buffers)
+                raise lost_twice(call) from error
+        return self.outcome(call, value, frame.buffers)
 
     def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
         connection = self.connection()
@@ -135,7 +136,7 @@ class Caller:
         try:
             return connection.request("call", call.message, call.buffers, deadline, number)
         finally:
-            self._progress.finish(connection, number)
+            self.progress.finish(connection, number)
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -145,72 +146,18 @@ class Caller:
         Raises:
             JaxdError: when the call could not be made. What happens to it later is in the future.
         """
-        from concurrent.futures import Future
+        from jaxd.submission import Submission  # imports concurrent.futures
 
-        future: Future[Any] = Future()
-        deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-        self._submit(call, future, deadline, repeated=False)
-        return future
+        submission = Submission(self, call)
+        submission.start()
+        return submission.future
 
-    def _submit(
-        self, call: Encoded, future: Future[Any], deadline: float | None, repeated: bool
-    ) -> None:
-        connection = self.connection()
-        window = self._window
-        assert window is not None
-        number = connection.number()
+    def outcome(self, call: Encoded, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> Any:
+        """The result in a reply.
 
-        def then(pending: Pending) -> None:
-            self._progress.finish(connection, number)
-            if isinstance(pending.error, ConnectionLost):
-                self._lost(call, future, deadline, repeated)
-            else:
-                self._settle(call, future, pending)
-
-        window.acquire()
-        future.add_done_callback(lambda _: window.release())
-        try:
-            connection.submit("call", call.message, call.buffers, then, number)
-        except ConnectionLost:
-            if repeated:
-                future.cancel()
-                raise _lost_twice(call) from None
-            return self._submit(call, future, deadline, repeated=True)
-        except BaseException:
-            future.cancel()  # gives its place in the window back
-            raise
-        if deadline is not None:
-            _expire_at(deadline, connection, number, future)
-        return None
-
-    def _lost(
-        self, call: Encoded, future: Future[Any], deadline: float | None, repeated: bool
-    ) -> None:
-        """Repeats a submitted call once, in a thread of its own: whoever reads must go on."""
-
-        def repeat() -> None:
-            try:
-                self._submit(call, future, deadline, repeated=True)
-            except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-                _settle_with(future, error)
-
-        if repeated:
-            _settle_with(future, _lost_twice(call))
-        elif call.buffers:  # views of the caller's arrays, which may have changed
-            _settle_with(future, ConnectionLost(_NOT_REPEATED))
-        else:
-            threading.Thread(target=repeat, name="jaxd-repeat", daemon=True).start()
-
-    def _settle(self, call: Encoded, future: Future[Any], pending: Pending) -> None:
-        try:
-            value, frame = pending.result()
-            result = self._outcome(call, value, frame.buffers)
-        except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-            _settle_with(future, error)
-        else:
-            _settle_with(future, None, result)
-
-    def _outcome(self, call: Encoded, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> Any:
+        Raises:
+            BaseException: what the reply carries instead, or why the result cannot be read here.
+        """
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
         return self._reader.read(value[1], value[2], buffers, call.results)
@@ -239,7 +186,7 @@ class Caller:
         self.address = find_server(self.settings)
         connection, welcome = open_connection(self.address, self.settings, self.session, self)
         self.session = welcome["session"]
-        self._window = threading.BoundedSemaphore(int(welcome["slots"]))
+        self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         return connection
 
     def ask(self, verb: str) -> dict[str, Any]:
@@ -272,43 +219,11 @@ class Caller:
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
         """A call of ours reports how far it is."""
-        self._progress.event(connection, number, kind, content)
+        self.progress.event(connection, number, kind, content)
 
 
-_NOT_REPEATED = (
-    "the connection ended while a submitted call was open, and its arrays may have changed since. "
-    "Submit it again."
-)
-
-
-def _settle_with(future: Future[Any], error: BaseException | None, result: Any = None) -> None:
-    """Gives a future its outcome, unless it has one or was cancelled."""
-    from concurrent.futures import InvalidStateError
-
-    with suppress(InvalidStateError):
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-
-def _expire_at(
-    deadline: float, connection: ClientConnection, number: int, future: Future[Any]
-) -> None:
-    """Lets a submitted call fail when its time is over."""
-    late = DeadlineExceeded(
-        "the call's timeout_s passed before its result arrived. The server may still be working "
-        "on it; give the call more time, or submit it again later."
-    )
-    timer = threading.Timer(
-        max(0.0, deadline - time.monotonic()), connection.expire, (number, late)
-    )
-    timer.daemon = True
-    future.add_done_callback(lambda _: timer.cancel())
-    timer.start()
-
-
-def _lost_twice(call: Encoded) -> WorkerLost:
+def lost_twice(call: Encoded) -> WorkerLost:
+    """The error for a call whose worker ended, and ended again when it was repeated."""
     return WorkerLost(
         f"the server's worker ended while it ran {call.spec.identity.name}, and again when the "
         "call was repeated. The function may be what ends it: see the server's log, and try it "
@@ -324,26 +239,10 @@ class HasCaller(Protocol):
         """What makes its calls."""
 
 
-_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
 _defaults: dict[Settings, Caller] = {}
-_defaults_lock = threading.Lock()
 
 
 def default_caller(settings: Settings) -> Caller:
     """The caller that all functions with these settings share."""
     caller = _defaults.get(settings)
-    if caller is None:
-        with _defaults_lock:
-            caller = _defaults.setdefault(settings, Caller(settings))
-    return caller
-
-
-def _after_fork() -> None:
-    global _defaults_lock  # noqa: PLW0603  the parent's may be held by a thread that is not here
-    _defaults_lock = threading.Lock()
-    for caller in list(_callers):
-        caller.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    return caller if caller is not None else _defaults.setdefault(settings, Caller(settings))

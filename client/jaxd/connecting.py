@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+from jaxd.pending import Answers
 from jaxd.settings import Settings
-from jaxd.transport import Answers, ClientConnection
+from jaxd.transport import ClientConnection
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.handshake import greet_server

@@ -17,6 +17,9 @@ _SCALARS: Final = {"float64": "d", "float32": "f", "float16": "e", "int8": "b", 
                    "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
                    "uint64": "Q", "bool": "?"}  # fmt: skip
 
+_UNNAMED: Final = frozenset({"float64", "int64", "bool"})
+"""The dtypes that numpy does not mention, because plain numbers have them."""
+
 
 class LazyArray:
     """An array whose bytes are here, and which is a numpy array as soon as one is needed.
@@ -94,7 +97,10 @@ class LazyArray:
 
     def __repr__(self) -> str:
         text = self._plain_text()
-        return f"array({text}, dtype={self._dtype})" if text else repr(self._numpy())
+        if text is None or ("." in text and not self._is_short(text)):
+            return repr(self._numpy())
+        kind = "" if self._dtype in _UNNAMED else f", dtype={self._dtype}"
+        return f"array({text.removesuffix('0') if text.endswith('.0') else text}{kind})"
 
     def __str__(self) -> str:
         return self._plain_text() or str(self._numpy())
@@ -104,7 +110,14 @@ class LazyArray:
         if self.shape or self._dtype not in _SCALARS or self._dtype == "float16":
             return None
         number = self._number()
-        return _shortest_float32(number) if self._dtype == "float32" else str(number)
+        if self._dtype == "float32":
+            return _shortest_float32(number) if number == 0 or _is_ordinary(number) else None
+        return str(number)
+
+    def _is_short(self, text: str) -> bool:
+        """Whether numpy writes a number in an array with all of its digits, and no exponent."""
+        number = self._number()
+        return len(text.partition(".")[2]) <= 8 and (number == 0 or _is_ordinary(number))
 
     def __format__(self, spec: str) -> str:
         return format(self._number() if not self.shape else self._numpy(), spec)
@@ -112,6 +125,11 @@ class LazyArray:
     def __reduce__(self) -> tuple[Any, ...]:
         dtype, shape, data = self.raw
         return _restore, (dtype, shape, bytes(data))
+
+
+def _is_ordinary(number: float) -> bool:
+    """Whether numpy surely writes the number without an exponent."""
+    return 1e-4 <= abs(number) < 1e7
 
 
 def _shortest_float32(number: float) -> str:
@@ -146,6 +164,7 @@ _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "
            "and", "or", "xor", "lshift", "rshift")  # fmt: skip
 _FORWARDED = [
     *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r")),
+    *(f"__i{name}__" for name in _BINARY if name != "divmod"),  # the result shares our memory
     *(
         f"__{name}__"
         for name in ("lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert")

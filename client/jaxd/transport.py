@@ -9,67 +9,21 @@ where it stopped (see `jaxd_protocol.wire.reading`).
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from rpyc.core.service import VoidService
 
+from jaxd.attendant import Attendant
+from jaxd.forking import forget_after_fork
+from jaxd.pending import Answers, Pending
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 
-__all__ = ["Answers", "ClientConnection", "Pending"]
+__all__ = ["ClientConnection"]
 
 _LARGE_BYTES = 1 << 16
-
-
-class Answers(Protocol):
-    """What the client answers when the server asks."""
-
-    def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
-        """The answer to `describe` or `code`."""
-
-    def event(
-        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
-    ) -> None:
-        """Call `number` reports something; called by whoever reads, so it must be quick."""
-
-
-class Pending:
-    """A request without a reply so far.
-
-    Attributes:
-        done: whether `value` and `frame`, or `error`, are there.
-        gate: released when the waiting thread has to look again.
-        then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
-            that happen twice.
-    """
-
-    __slots__ = ("done", "error", "frame", "gate", "then", "value")
-
-    def __init__(self, then: Callable[[Pending], None] | None = None) -> None:
-        self.done = False
-        self.value: Value = None
-        self.frame: Frame | None = None
-        self.error: Exception | None = None
-        self.gate: threading.Lock | None = None
-        self.then = then
-
-    def wake(self) -> None:
-        """Lets the waiting thread, if there is one, look again."""
-        gate, self.gate = self.gate, None
-        if gate is not None:
-            gate.release()
-
-    def result(self) -> tuple[Value, Frame]:
-        """The reply; raises what took its place."""
-        if self.error is not None:
-            raise self.error
-        assert self.frame is not None
-        return self.value, self.frame
 
 
 class ClientConnection(BulkConnection):
@@ -88,10 +42,8 @@ class ClientConnection(BulkConnection):
         self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
         self._reading = False  # whether some thread is in charge of reading
         self._unattended = 0  # requests whose reply nobody waits for
-        self._wanted = threading.Event()  # the connection's own thread should read
-        self._attendant: threading.Thread | None = None
-        _open_connections.add(self)
-        weakref.finalize(self, self._wanted.set)  # the attendant waits for nothing else
+        self._attendant = Attendant(self)
+        forget_after_fork(self)
 
     @property
     def alive(self) -> bool:
@@ -234,14 +186,8 @@ class ClientConnection(BulkConnection):
     def _attend(self) -> None:
         """Makes sure that the connection's own thread reads when nobody else does."""
         with self._lock:
-            if self._attendant is None:
-                self._attendant = threading.Thread(
-                    target=_attendant, args=(weakref.ref(self), self._wanted),
-                    name="jaxd-reader", daemon=True,
-                )  # fmt: skip
-                self._attendant.start()
             if not self._reading:
-                self._wanted.set()
+                self._attendant.want()
 
     def attend_once(self) -> None:
         """The connection's own thread reads until no reply is left that nobody waits for."""
@@ -272,7 +218,7 @@ class ClientConnection(BulkConnection):
     def shut(self) -> None:
         """Ends the connection; its own thread ends with it."""
         super().shut()
-        self._wanted.set()
+        self._attendant.dismiss()
 
     def expire(self, number: int, error: Exception) -> None:
         """Ends a submitted request with `error`; its reply is dropped when it comes."""
@@ -329,16 +275,14 @@ class ClientConnection(BulkConnection):
         except (EOFError, JaxdError, KeyError):
             self.shut()  # the server must not wait for an answer that does not come
 
-    def abandon(self) -> None:
+    def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""
-        super().abandon()
+        self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
 
 
 _LOST = "the connection to the server ended while a call was open."
-
-_open_connections: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 
 
 def _ignore(pending: Pending) -> None:
@@ -347,25 +291,3 @@ def _ignore(pending: Pending) -> None:
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _attendant(connection: weakref.ref[ClientConnection], wanted: threading.Event) -> None:
-    """Reads whenever it is wanted; does not keep an unused connection alive."""
-    while True:
-        wanted.wait()
-        wanted.clear()
-        here = connection()
-        if here is None or not here.alive:
-            return
-        here.attend_once()
-        del here
-
-
-def _abandon_all() -> None:
-    for connection in list(_open_connections):
-        connection.abandon()
-    _open_connections.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)

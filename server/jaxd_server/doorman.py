@@ -12,7 +12,7 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import AuthenticationFailed, ProtocolError
 from jaxd_protocol.handshake import MAGIC, Guest, Transcript, greet_client, refuse
 
-__all__ = ["GREETING_S", "Admitted", "Doorman"]
+__all__ = ["GREETING_S", "Admitted", "Doorman", "peer_uid"]
 
 GREETING_S = 10.0
 """Seconds that each step of a handshake may take."""

@@ -26,7 +26,7 @@ from jaxd_protocol.trees import (
 from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_server.jax_private import is_key_array, key_array, key_data, key_impl, weak_array
 
-__all__ = ["ResultForm", "pack_result", "parse_arguments", "read_arguments"]
+__all__ = ["ResultForm", "pack_result", "parse_arguments", "read_arguments", "result_form"]
 
 
 def parse_arguments(skeleton: bytes) -> Layout:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["SILENT", "Emit", "current_build", "watch_build"]
+__all__ = ["SILENT", "Build", "Emit", "current_build", "watch_build"]
 
 Emit = Callable[[str, dict[str, Any]], None]
 """Sends one event of a call: its kind, such as `stage`, and its JSON content."""

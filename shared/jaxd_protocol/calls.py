@@ -33,6 +33,7 @@ __all__ = [
     "Options",
     "fingerprint_of",
     "function_key",
+    "normal_config",
 ]
 
 OK: Final = 0

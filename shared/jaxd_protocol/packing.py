@@ -148,12 +148,12 @@ def _dump(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
         pickler.dump(value)
     except JaxdError:
         raise
-    except RecursionError as error:
-        raise PackingError(
-            f"{what} reaches a chain of objects that is too deep to pack. Break the chain, "
-            "or raise sys.setrecursionlimit."
-        ) from error
     except Exception as error:
+        if RecursionError in (type(error), type(error.__cause__)):  # cloudpickle rewords it
+            raise PackingError(
+                f"{what} reaches a chain of objects that is too deep to pack. Break the chain, "
+                "or raise sys.setrecursionlimit."
+            ) from error
         raise PackingError(
             f"{what} cannot travel to the server: {error}. Look for an open file, lock, "
             "generator or connection among its globals, closure and defaults; make it inside "

@@ -20,11 +20,14 @@ __all__ = [
     "INLINE_BYTES",
     "Leaf",
     "Place",
+    "aligned",
     "array_spec",
     "dtype_of",
     "itemsize_of",
+    "load_spec",
     "places",
     "read_scalar",
+    "spec_bytes",
 ]
 
 INLINE_BYTES: Final = 4096
@@ -111,7 +114,7 @@ def dtype_of(name: str) -> Any:
     """
     import numpy
 
-    if not name.isidentifier():  # numpy would read it as a description of a record
+    if not name.isidentifier() or len(name) < len("int8"):  # a record or an alias, to numpy
         raise ProtocolError(f"{name!r} is not the name of a dtype.")
     try:
         dtype = numpy.dtype(name)

@@ -1,0 +1,60 @@
+"""A request that waits for its reply, and who answers while it waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxd_protocol.wire import Frame, Value
+
+if TYPE_CHECKING:
+    from jaxd.transport import ClientConnection
+
+__all__ = ["Answers", "Pending"]
+
+
+class Answers(Protocol):
+    """What the client answers when the server asks."""
+
+    def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
+        """The answer to `describe` or `code`."""
+
+    def event(
+        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
+    ) -> None:
+        """Call `number` reports something; called by whoever reads, so it must be quick."""
+
+
+class Pending:
+    """A request without a reply so far.
+
+    Attributes:
+        done: whether `value` and `frame`, or `error`, are there.
+        gate: released when the waiting thread has to look again.
+        then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
+            that happen twice.
+    """
+
+    __slots__ = ("done", "error", "frame", "gate", "then", "value")
+
+    def __init__(self, then: Callable[[Pending], None] | None = None) -> None:
+        self.done = False
+        self.value: Value = None
+        self.frame: Frame | None = None
+        self.error: Exception | None = None
+        self.gate: threading.Lock | None = None
+        self.then = then
+
+    def wake(self) -> None:
+        """Lets the waiting thread, if there is one, look again."""
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.release()
+
+    def result(self) -> tuple[Value, Frame]:
+        """The reply; raises what took its place."""
+        if self.error is not None:
+            raise self.error
+        assert self.frame is not None
+        return self.value, self.frame

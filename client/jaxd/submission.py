@@ -1,0 +1,126 @@
+"""A submitted call: its future, its deadline, and its one repetition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jaxd.caller import Caller, Encoded, lost_twice
+from jaxd.pending import Pending
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
+
+if TYPE_CHECKING:
+    from jaxd.transport import ClientConnection
+
+__all__ = ["Submission"]
+
+
+class Submission:
+    """One call that is on its way while its caller does something else.
+
+    Attributes:
+        future: settled when the reply is here, when the call cannot be made, or when its
+            `timeout_s` has passed.
+    """
+
+    def __init__(self, caller: Caller, call: Encoded) -> None:
+        self.future: Future[Any] = Future()
+        self._caller = caller
+        self._call = call
+        self._repeated = False
+        self._flight: tuple[ClientConnection, int] | None = None
+        timeout_s = call.timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def start(self) -> None:
+        """Sends the call; when this returns, the arguments may be overwritten.
+
+        Waits for a place among the calls that the server takes from one connection.
+
+        Raises:
+            JaxdError: when it cannot be sent.
+        """
+        connection = self._caller.connection()
+        window = self._caller.window
+        assert window is not None
+        number = connection.number()
+        self._flight = (connection, number)
+        window.acquire()
+        self.future.add_done_callback(lambda _: window.release())
+        try:
+            connection.submit(
+                "call",
+                self._call.message,
+                self._call.buffers,
+                lambda pending: self._arrived(connection, number, pending),
+                number,
+            )
+        except ConnectionLost:
+            if self._repeated:
+                self.future.cancel()
+                raise lost_twice(self._call) from None
+            self._repeated = True
+            return self.start()
+        except BaseException:
+            self.future.cancel()  # gives its place in the window back
+            raise
+        return self._watch_deadline(connection, number)
+
+    def _watch_deadline(self, connection: ClientConnection, number: int) -> None:
+        if self._deadline is None:
+            return
+        late = DeadlineExceeded(
+            "the call's timeout_s passed before its result arrived. The server may still be "
+            "working on it; give the call more time, or submit it again later."
+        )
+        left_s = max(0.0, self._deadline - time.monotonic())
+        timer = threading.Timer(left_s, connection.expire, (number, late))
+        timer.daemon = True
+        self.future.add_done_callback(lambda _: timer.cancel())
+        timer.start()
+
+    def _arrived(self, connection: ClientConnection, number: int, pending: Pending) -> None:
+        """Called by whoever reads; after an interrupt perhaps twice."""
+        if self._flight != (connection, number):
+            return None
+        self._caller.progress.finish(connection, number)
+        if isinstance(pending.error, ConnectionLost):
+            return self._lost()
+        try:
+            value, frame = pending.result()
+            result = self._caller.outcome(self._call, value, frame.buffers)
+        except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+            self._fail(error)
+        else:
+            with suppress(InvalidStateError):  # it was cancelled, or its deadline has passed
+                self.future.set_result(result)
+        return None
+
+    def _lost(self) -> None:
+        """Repeats the call once, in a thread of its own: whoever reads must go on."""
+        if self._repeated:
+            self._fail(lost_twice(self._call))
+        elif self._call.buffers:
+            self._fail(
+                ConnectionLost(
+                    "the connection ended while a submitted call was open, and its arrays may "
+                    "have changed since. Submit it again."
+                )
+            )
+        else:
+            self._repeated = True
+            self._flight = None
+            threading.Thread(target=self._repeat, name="jaxd-repeat", daemon=True).start()
+
+    def _repeat(self) -> None:
+        try:
+            self.start()
+        except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)

@@ -1,0 +1,84 @@
+"""What each end says of itself, and whether the two can exchange code."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxd_protocol import PROTOCOL_VERSION, __version__
+from jaxd_protocol.errors import ProtocolError, VersionMismatch
+
+__all__ = ["Peer", "check_versions", "this_end"]
+
+Message = dict[str, Any]
+
+
+class Peer(NamedTuple):
+    """What one end says of itself.
+
+    Attributes:
+        protocol: version of this protocol.
+        python: major and minor version.
+        magic: bytecode magic number in hex.
+        versions: distribution name to version, for reports and warnings only.
+    """
+
+    protocol: int
+    python: tuple[int, int]
+    magic: str
+    versions: Mapping[str, str]
+
+    def to_message(self) -> Message:
+        """The fields as JSON values."""
+        return {
+            "protocol": self.protocol,
+            "python": list(self.python),
+            "magic": self.magic,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_message(cls, message: Message) -> Peer:
+        """Reads what `to_message` wrote; raises `ProtocolError` for anything else."""
+        try:
+            major, minor = message["python"]
+            versions = {str(k): str(v) for k, v in message["versions"].items()}
+            return cls(
+                int(message["protocol"]), (int(major), int(minor)), str(message["magic"]), versions
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
+
+
+def this_end(versions: Mapping[str, str]) -> Peer:
+    """This process, with the given package `versions` beside jaxd's own."""
+    return Peer(
+        PROTOCOL_VERSION,
+        (sys.version_info.major, sys.version_info.minor),
+        importlib.util.MAGIC_NUMBER.hex(),
+        {"jaxd": __version__, **versions},
+    )
+
+
+def check_versions(client: Peer, server: Peer) -> None:
+    """Refuses two ends that cannot exchange code.
+
+    Raises:
+        VersionMismatch: with the text that says what to start instead.
+    """
+    if client.protocol != server.protocol:
+        raise VersionMismatch(
+            f"the client speaks protocol {client.protocol} (jaxd {client.versions.get('jaxd')}), "
+            f"the server {server.protocol} (jaxd {server.versions.get('jaxd')}). "
+            "Install the same jaxd on both sides."
+        )
+    if (client.python, client.magic) != (server.python, server.magic):
+        ours, theirs = (".".join(map(str, peer.python)) for peer in (client, server))
+        raise VersionMismatch(
+            f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
+            f"bytecode, so both need the same minor version. Start a server with Python {ours} "
+            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve), "
+            f"or run the client with Python {theirs}."
+        )
