@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import builtins
+import pickle
+
+import pytest
+
+from jaxd_protocol import errors
+from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+
+KINDS: list[type[JaxdError]] = [getattr(errors, name) for name in errors.__all__]
+
+
+def test_every_error_of_the_module_is_public() -> None:
+    """`rebuild_failure` finds them by name."""
+    defined = {
+        name for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, JaxdError)
+    }  # fmt: skip
+    assert defined == set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_says_whose_fault_it_is(kind: type[JaxdError]) -> None:
+    """And whether the same call may succeed later."""
+    assert kind.blame in ("caller", "function", "server", "network")
+    assert isinstance(kind.may_repeat, bool)
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_can_be_caught_as_one_of_pythons_own(kind: type[JaxdError]) -> None:
+    """By code that does not know us."""
+    if kind is not JaxdError:
+        own = [base for base in kind.__mro__ if hasattr(builtins, base.__name__)]
+        assert own[0] is not Exception
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_made_of_its_message(kind: type[JaxdError]) -> None:
+    """And crosses to another process as it is, as in a pool of workers."""
+    error = pickle.loads(pickle.dumps(kind("what to do next")))
+    assert type(error) is kind
+    assert str(error) == "what to do next"
+
+
+def test_what_an_error_knows_beside_its_message() -> None:
+    """When to come again, and the type that is not here."""
+    assert Busy("full").retry_after_s == 1.0
+    assert Busy("full", 3).retry_after_s == 3
+    assert RemoteError("gone", "m.Lost").type_name == "m.Lost"
+
+
+def test_nobody_repeats_what_is_the_callers_own_mistake() -> None:
+    """Except where time or room decide."""
+    repeatable = {kind.__name__ for kind in KINDS if kind.blame == "caller" and kind.may_repeat}
+    assert repeatable == {"DeadlineExceeded"}

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, NoReturn
+
+import pytest
+
+from jaxd_protocol import errors
+from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from jaxd_protocol.failures import describe_failure, rebuild_failure
+from jaxd_protocol.wire import Frame
+from jaxd_protocol.wire.connection import _usual_message, encode_reply
+
+
+class Plain(Exception):
+    """Nothing special."""
+
+
+class Demanding(ValueError):
+    """Its `__init__` takes what its `args` do not have."""
+
+    def __init__(self, *, code: int, detail: str) -> None:
+        super().__init__(f"{detail} ({code})")
+        self.code = code
+
+
+class Unspeakable(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class Picky(Exception):
+    """It cannot be made at all."""
+
+    def __new__(cls, *args: Any) -> NoReturn:
+        raise AssertionError("made")
+
+
+class Outer:
+    """Holds another."""
+
+    class Inner(Exception):
+        """A nested one."""
+
+
+def fail(error: BaseException) -> NoReturn:
+    raise error
+
+
+def travel(error: BaseException) -> BaseException:
+    """The exception as the other end gets it, over the wire."""
+    with pytest.raises(type(error)) as raised:
+        fail(error)
+    frame = Frame(encode_reply(1, describe_failure(raised.value)))
+    message = _usual_message(frame)
+    assert message is not None
+    return rebuild_failure(message[2])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("text"),
+        KeyError("key"),
+        KeyError(("a", 1)),
+        ZeroDivisionError(),
+        TypeError("one", 2, None),
+        IndexError("a\nb"),
+        FileNotFoundError(2, "No such file or directory", "data.csv"),
+        OSError(5, "Input/output error"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        AssertionError(),
+        StopIteration(3),
+        Plain("text", 1.5),
+        Outer.Inner("nested"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_type_that_is_here_arrives_as_itself(error: Exception) -> None:
+    """With its text and its args."""
+    found = travel(error)
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert found.args == error.args
+
+
+def test_what_hangs_on_a_builtin_arrives_with_it() -> None:
+    """Programs look at it."""
+    missing = travel(FileNotFoundError(2, "No such file or directory", "data.csv"))
+    assert isinstance(missing, FileNotFoundError)
+    assert (missing.errno, missing.filename) == (2, "data.csv")
+    done = travel(StopIteration(3))
+    assert isinstance(done, StopIteration)
+    assert done.value == 3
+
+
+def test_an_exception_with_an_init_of_its_own_is_made_without_it() -> None:
+    """Its signature is unknown."""
+    found = travel(Demanding(code=3, detail="broken"))
+    assert type(found) is Demanding
+    assert str(found) == "broken (3)"
+
+
+@pytest.mark.parametrize("error", [Picky, Unspeakable])
+def test_an_exception_that_cannot_be_made_again_is_named(error: type[Exception]) -> None:
+    """With the name of its type."""
+    found = travel(BaseException.__new__(error))
+    assert type(found) is RemoteError
+    assert found.type_name == f"{__name__}.{error.__name__}"
+
+
+def test_a_text_that_cannot_be_had_says_so() -> None:
+    """The call fails with it, rather than the server."""
+    assert "cannot be shown: ZeroDivisionError" in str(travel(Unspeakable()))
+
+
+@pytest.mark.parametrize("args", [([1],), (object(),), ((),), (b"\xff",), (1 << 70,)])
+def test_args_that_are_not_plain_leave_the_text(args: tuple[Any, ...]) -> None:
+    """Whatever an exception holds, it arrives in some form."""
+    found = travel(Plain(*args))
+    assert str(found) == str(Plain(*args))
+
+
+def test_a_text_that_is_too_long_is_cut() -> None:
+    """A megabyte is enough, and `args` that are larger stay behind."""
+    assert len(str(travel(Plain("x" * (1 << 21))))) < (1 << 20) + 1000
+
+
+def test_args_that_are_too_deep_stay_behind() -> None:
+    """Even their text cannot be had."""
+    deep: tuple[Any, ...] = ()
+    for _ in range(100_000):
+        deep = (deep,)
+    assert "cannot be shown: RecursionError" in str(travel(Plain(deep)))
+
+
+def test_text_that_is_no_utf_8_arrives() -> None:
+    """As in the name of a file that is not."""
+    found = travel(Plain("caf\udce9"))
+    assert "caf" in str(found)
+
+
+def test_a_type_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`type_name` tells programs, the text tells people."""
+    there = type("Lost", (Exception,), {"__module__": "somewhere.else"})
+    found = travel(there("gone"))
+    assert type(found) is RemoteError
+    assert found.type_name == "somewhere.else.Lost"
+    assert str(found) == "somewhere.else.Lost: gone"
+    assert "somewhere" not in sys.modules
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_what_ends_a_program_does_not_end_the_callers(kind: type[BaseException]) -> None:
+    """A function's `sys.exit()` is a failure of the call."""
+    found = travel(kind(3))
+    assert type(found) is RemoteError
+    assert found.type_name == kind.__name__
+
+
+def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a module nor what a module loads when it is asked for a name."""
+    lazy = types.ModuleType("lazy_module")
+
+    def load(name: str) -> NoReturn:
+        raise AssertionError(f"{name} was loaded")
+
+    monkeypatch.setattr(lazy, "__getattr__", load, raising=False)
+    monkeypatch.setitem(sys.modules, "lazy_module", lazy)
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    for module in ("lazy_module", "wave"):
+        found = rebuild_failure((module, "Error", "text", None, 0.0, ""))
+        assert type(found) is RemoteError
+    assert "wave" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["print", "object", "int", "Exception.__init__", "", "."])
+def test_only_exceptions_are_taken(name: str) -> None:
+    """The other end names a type, and can name anything."""
+    assert type(rebuild_failure(("builtins", name, "text", None, 0.0, ""))) is RemoteError
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_our_own_errors_arrive_as_themselves(name: str) -> None:
+    """Each of the tree."""
+    kind: type[JaxdError] = getattr(errors, name)
+    found = travel(kind("what to do next"))
+    assert type(found) is kind
+    assert str(found) == "what to do next"
+
+
+def test_a_busy_server_says_when_to_come_again() -> None:
+    """Its attribute travels too."""
+    found = travel(Busy("no room", 2.5))
+    assert isinstance(found, Busy)
+    assert found.retry_after_s == 2.5
+
+
+@pytest.mark.parametrize("error", [Plain("here"), SystemExit(3)], ids=["rebuilt", "named"])
+def test_the_traceback_of_the_server_is_in_a_note(error: BaseException) -> None:
+    """Whole: with the cause."""
+    error.__cause__ = ValueError("the reason")
+    (note,) = travel(error).__notes__
+    assert "Raised on the jaxd server" in note
+    assert "in fail" in note
+    assert "ValueError: the reason" in note

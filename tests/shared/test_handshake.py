@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jaxd_protocol import PROTOCOL_VERSION
+from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
+from jaxd_protocol.handshake import (
+    MAGIC,
+    Guest,
+    Transcript,
+    finish_greeting,
+    greet_client,
+    greet_server,
+    receive_message,
+    refuse,
+    send_message,
+)
+from jaxd_protocol.peers import Peer, this_end
+from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
+
+TOKEN = "a token that is long enough to be one"
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """The client's socket and the server's."""
+    client, server = socket.socketpair()
+    with client, server:
+        for sock in (client, server):
+            sock.settimeout(10)
+        yield client, server
+
+
+def serve(sock: socket.socket, token: str | None) -> Guest:
+    """The server's side, from the first byte to the last."""
+    assert sock.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
+    guest, said = greet_client(sock, {"jax": "1"}, token, "uid:7")
+    finish_greeting(sock, {"jax": "1"}, token, said, {"session": "s", "slots": 4})
+    return guest
+
+
+def meet(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any]:
+    """What each side returned, or raised."""
+    with ThreadPoolExecutor(2) as pool:
+        sides = [pool.submit(client), pool.submit(server)]
+        ends = [side.exception() or side.result() for side in sides]
+    return ends[0], ends[1]
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> None:
+    """Each learns what the other is, and the client what the server grants."""
+    client, server = pair
+    welcome, guest = meet(
+        lambda: greet_server(client, {"numpy": "2"}, token, "old session"),
+        lambda: serve(server, token),
+    )
+    assert (welcome["session"], welcome["slots"]) == ("s", 4)
+    assert welcome["peer"].versions["jax"] == "1"
+    assert guest.session == "old session"
+    assert guest.peer.versions["numpy"] == "2"
+    assert guest.principal == "uid:7" if token is None else guest.principal.startswith("token:")
+    assert TOKEN not in guest.principal
+
+
+def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
+    """On both sides, with what to do."""
+    client, server = pair
+    ends = meet(lambda: greet_server(client, {}, "wrong", None), lambda: serve(server, TOKEN))
+    for error in ends:
+        assert isinstance(error, AuthenticationFailed)
+        assert "wrong token. Use the one that the server was started with" in str(error)
+
+
+def test_a_missing_token_says_where_it_belongs(pair: Pair) -> None:
+    """Nothing but the greeting was sent then."""
+    client, server = pair
+
+    def without_token() -> None:
+        with client:
+            greet_server(client, {}, None, None)
+
+    here, there = meet(without_token, lambda: serve(server, TOKEN))
+    assert isinstance(here, AuthenticationFailed)
+    assert "JAXD_TOKEN_FILE" in str(here)
+    assert isinstance(there, EOFError)
+
+
+def impostor(sock: socket.socket, last: Callable[[Transcript], dict[str, Any]]) -> None:
+    """A server without the token that lets everybody in."""
+    sock.recv(len(MAGIC), socket.MSG_WAITALL)
+    said = Transcript()
+    receive_message(sock, said)
+    send_message(sock, {**this_end({}).to_message(), "auth": "token", "nonce": "0"}, said)
+    proof = receive_message(sock, said)["proof"]
+    send_message(sock, {**this_end({}).to_message(), **last(said), "echo": proof}, said)
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        lambda said: {},
+        lambda said: {"proof": None},
+        lambda said: {"proof": ""},
+        lambda said: {"proof": "\ud800"},
+        lambda said: {"proof": said.proof("a guess", "server")},
+        lambda said: {"proof": said.proof(TOKEN, "client")},
+    ],
+    ids=["none", "null", "empty", "no text", "a guess", "the other role"],
+)
+def test_a_server_without_the_token_is_found_out(
+    pair: Pair, proof: Callable[[Transcript], dict[str, Any]]
+) -> None:
+    """Before the client sends it any code."""
+    client, server = pair
+    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), lambda: impostor(server, proof))
+    assert isinstance(error, AuthenticationFailed)
+    assert "impostor" in str(error)
+
+
+def test_a_server_cannot_answer_with_the_clients_own_proof(pair: Pair) -> None:
+    """A proof says whose it is."""
+    client, server = pair
+
+    def reflect() -> None:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        said = Transcript()
+        receive_message(server, said)
+        send_message(server, {**this_end({}).to_message(), "auth": "token"}, said)
+        proof = receive_message(server, said)
+        send_message(server, {**this_end({}).to_message(), **proof}, said)
+
+    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), reflect)
+    assert isinstance(error, AuthenticationFailed)
+
+
+def test_a_server_that_does_not_ask_for_the_token_is_not_trusted(pair: Pair) -> None:
+    """Else an impostor need only not ask."""
+    client, server = pair
+    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), lambda: serve(server, None))
+    assert isinstance(error, AuthenticationFailed)
+    assert "did not ask for the token" in str(error)
+
+
+def relay(
+    source: socket.socket, sink: socket.socket, seen: bytearray, old: bytes, new: bytes
+) -> None:
+    """Hands on what comes, changed and written down; ends both when either ends."""
+    while data := source.recv(1 << 16):
+        seen += data
+        sink.sendall(data.replace(old, new))
+    sink.shutdown(socket.SHUT_WR)
+
+
+def meet_through(pair: Pair, token: str, old: bytes, new: bytes) -> tuple[Any, Any, bytearray]:
+    """The two sides with somebody in the middle, and all that was said."""
+    (client, near), (far, server) = pair, socket.socketpair()
+    seen = bytearray()
+    with far, server:
+        threads = [
+            threading.Thread(target=relay, args=(source, sink, seen, old, new))
+            for source, sink in ((near, far), (far, near))
+        ]
+        for thread in threads:
+            thread.start()
+
+        def ask() -> Any:
+            try:
+                return greet_server(client, {}, token, "session-of-ann")
+            finally:
+                client.shutdown(socket.SHUT_WR)
+
+        def answer() -> Any:
+            try:
+                return serve(server, TOKEN)
+            finally:
+                server.shutdown(socket.SHUT_WR)
+
+        here, there = meet(ask, answer)
+        for thread in threads:
+            thread.join()
+    return here, there, seen
+
+
+def test_nothing_that_was_said_can_be_altered_on_the_way(pair: Pair) -> None:
+    """Here the session that the client asks for."""
+    _, there, _ = meet_through(pair, TOKEN, b"session-of-ann", b"session-of-bob")
+    assert isinstance(there, AuthenticationFailed)
+
+
+def test_the_token_itself_is_never_sent(pair: Pair) -> None:
+    """Neither way, in no form that can be read back."""
+    here, there, seen = meet_through(pair, TOKEN, b"", b"")
+    assert isinstance(there, Guest)
+    assert here["session"] == "s"
+    assert b"proof" in seen
+    for form in (TOKEN.encode(), TOKEN[:8].encode(), TOKEN.encode().hex().encode()):
+        assert form not in seen
+
+
+def test_a_conversation_cannot_be_replayed(pair: Pair) -> None:
+    """A proof holds for the server's nonce alone."""
+    _, _, seen = meet_through(pair, TOKEN, b"", b"")
+    hello = seen[seen.index(MAGIC) + len(MAGIC) :]
+    start = seen.index(b'{"proof":"', seen.index(b'"auth":"token"'))
+    said = bytes(seen[start : seen.index(b"}", start) + 1])
+    client, server = socket.socketpair()
+    with client, server:
+        size = 2 + struct.unpack("!H", hello[:2])[0]
+        client.sendall(MAGIC + hello[:size] + struct.pack("!H", len(said)) + said)
+        server.settimeout(10)
+        with pytest.raises(AuthenticationFailed):
+            serve(server, TOKEN)
+
+
+HERE = this_end({"jax": "0.10"})
+OTHER_PYTHON = Peer(HERE.protocol, (3, 9), "610d0d0a", {})
+OTHER_MAGIC = Peer(HERE.protocol, HERE.python, "00000000", {})
+OTHER_PROTOCOL = Peer(99, HERE.python, HERE.magic, {"jaxd": "9.9"})
+
+
+@pytest.mark.parametrize("other", [OTHER_PYTHON, OTHER_MAGIC, OTHER_PROTOCOL])
+def test_ends_that_cannot_exchange_code_do_not_meet(pair: Pair, other: Peer) -> None:
+    """The server tells the client why, before anything else."""
+    client, server = pair
+
+    def greet() -> Any:
+        said = Transcript()
+        client.sendall(MAGIC)
+        send_message(client, other.to_message(), said)
+        return receive_message(client, said)
+
+    told, error = meet(greet, lambda: serve(server, TOKEN))
+    assert isinstance(error, VersionMismatch)
+    assert told == {"error": "VersionMismatch", "text": str(error)}
+
+
+def test_the_client_compares_versions_too(pair: Pair) -> None:
+    """A server of another Python may not know better."""
+    client, server = pair
+
+    def answer() -> None:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        send_message(server, {**OTHER_PYTHON.to_message(), "auth": "none"}, Transcript())
+
+    error, _ = meet(lambda: greet_server(client, {}, None, None), answer)
+    assert isinstance(error, VersionMismatch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (AuthenticationFailed, AuthenticationFailed),
+        (VersionMismatch, VersionMismatch),
+        (ProtocolError, ProtocolError),
+        (ZeroDivisionError, NoServer),
+    ],
+)
+def test_a_refusal_arrives_as_what_it_is(
+    pair: Pair, kind: type[Exception], expected: type[Exception]
+) -> None:
+    """But only as one of our own kinds."""
+    client, server = pair
+    refuse(server, kind, "because")
+    with pytest.raises(expected, match=r"^because$") as caught:
+        greet_server(client, {}, None, None)
+    assert type(caught.value) is expected
+
+
+DEEP = b"[" * 4000
+greeting = {"protocol": PROTOCOL_VERSION, "python": [3, 11], "magic": "", "versions": {}}
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | st.sampled_from([b""]))
+@example(DEEP)
+@example(b"[1]")
+@example(b'"text"')
+@example(json.dumps({**greeting, "protocol": float("inf")}).encode())
+@example(json.dumps({**greeting, "python": [1e999, float("nan")]}).encode())
+@example(json.dumps({**greeting, "python": 3}).encode())
+@example(json.dumps({**greeting, "versions": []}).encode())
+def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
+    """Whatever stands where the greeting belongs."""
+    client, server = socket.socketpair()
+    with server:
+        with client:
+            client.sendall(struct.pack("!H", len(data)) + data)
+        with pytest.raises(ProtocolError):
+            greet_client(server, {}, None, "uid:7")
+
+
+def test_a_message_that_is_too_long_is_not_read(pair: Pair) -> None:
+    """4 KiB are enough for what there is to say."""
+    client, server = pair
+    client.sendall(struct.pack("!H", 4097) + bytes(4097))
+    with pytest.raises(ProtocolError, match="4097 bytes"):
+        receive_message(server, Transcript())
+    assert len(server.recv(9999)) == 4097
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", b"\0\7{", b"\0\2{"])
+def test_a_peer_that_leaves_is_noticed(pair: Pair, said: bytes) -> None:
+    """At whatever byte."""
+    client, server = pair
+    client.sendall(said)
+    client.close()
+    with pytest.raises(EOFError):
+        receive_message(server, Transcript())
+
+
+def test_a_peer_that_says_nothing_is_not_waited_for(pair: Pair) -> None:
+    """The caller's timeout bounds each step."""
+    _, server = pair
+    server.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        receive_message(server, Transcript())
+
+
+def test_our_first_bytes_are_no_frame_of_rpyc() -> None:
+    """A server tells our clients from stock ones by them."""
+    length, _ = HEADER.unpack(MAGIC + b"\0")
+    assert length > MAX_BODY_BYTES
+
+
+def test_a_proof_depends_on_everything() -> None:
+    """Token, role, and each message with its bounds."""
+
+    def proof(token: str, role: str, *messages: bytes) -> str:
+        said = Transcript()
+        for message in messages:
+            said.add(message)
+        return said.proof(token, role)
+
+    proofs = {
+        proof("a", "client"),
+        proof("b", "client"),
+        proof("a", "server"),
+        proof("a", "client", b"xy"),
+        proof("a", "client", b"x", b"y"),
+        proof("a", "client", b"y", b"x"),
+    }
+    assert len(proofs) == 6
+    assert proof("a", "client", b"xy") == proof("a", "client", b"xy")

@@ -1,0 +1,1 @@
+"""Tests of the frames and of rpyc's door."""

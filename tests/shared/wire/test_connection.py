@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rpyc.core import brine, consts
+from rpyc.core.channel import Channel
+from rpyc.core.protocol import Connection
+from rpyc.core.service import VoidService
+
+from jaxd_protocol.errors import LimitExceeded, ProtocolError, RemoteError
+from jaxd_protocol.wire import BulkChannel, BulkConnection, Frame, Value
+from jaxd_protocol.wire.connection import (
+    ROOT,
+    _parse,
+    _root_call,
+    _usual_message,
+    encode_reply,
+    encode_request,
+)
+from tests.shared.wire.by_hand import streams
+
+
+class Recorder(BulkConnection):
+    """An end that writes down what it is asked and told."""
+
+    def __init__(self, channel: BulkChannel) -> None:
+        super().__init__(VoidService(), channel, {})
+        self.seen: list[tuple[Any, ...]] = []
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        self.seen.append(("request", seq, verb, args, *map(bytes, frame.buffers)))
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        self.seen.append(("failure" if failed else "reply", seq, value, *map(bytes, frame.buffers)))
+
+    def read(self) -> tuple[Any, ...]:
+        self.dispatch(self._channel.recv())
+        return self.seen[-1]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Recorder, Recorder]]:
+    with streams() as (ours, theirs):
+        yield Recorder(BulkChannel(ours)), Recorder(BulkChannel(theirs))
+
+
+@pytest.fixture
+def end(ends: tuple[Recorder, Recorder]) -> Recorder:
+    return ends[0]
+
+
+def message(kind: int, seq: object, body: object) -> Frame:
+    """A message as rpyc's `Connection._send` writes it."""
+    return Frame(brine.I1.pack(kind) + brine.dump((seq, body)))
+
+
+def request(handler: object, packed: object) -> Frame:
+    return message(consts.MSG_REQUEST, 1, (handler, packed))
+
+
+numbers = st.integers(0, 1 << 70)
+plain: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 300), 1 << 300) | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False) | st.text() | st.binary(max_size=300),
+    lambda items: st.lists(items, max_size=6).map(tuple),
+)  # fmt: skip
+arguments = st.lists(plain, max_size=6).map(tuple)
+verbs = st.sampled_from(["call", "statistics", "describe", "code", "event", ""])
+
+
+def test_requests_and_replies_arrive_with_their_buffers(ends: tuple[Recorder, Recorder]) -> None:
+    """And with their numbers, by which they are matched."""
+    ours, theirs = ends
+    ours.send_request(1, "call", (b"key", 2.5, None), [memoryview(b"array")])
+    assert theirs.read() == ("request", 1, "call", (b"key", 2.5, None), b"array")
+    theirs.send_reply(1, (0, b"value"), [memoryview(b"result")])
+    assert ours.read() == ("reply", 1, (0, b"value"), b"result")
+
+
+@given(numbers, verbs, arguments)
+def test_a_request_is_what_rpyc_would_send(seq: int, verb: str, args: tuple[Any, ...]) -> None:
+    """The bytes of `conn.root.verb(*args)` in rpyc, put together from constants."""
+    packed = (
+        consts.LABEL_TUPLE,
+        (
+            (consts.LABEL_LOCAL_REF, ROOT),
+            (consts.LABEL_VALUE, verb),
+            (consts.LABEL_VALUE, args),
+        ),
+    )
+    expected = message(consts.MSG_REQUEST, seq, (consts.HANDLE_CALLATTR, packed))
+    assert encode_request(seq, verb, args) == expected
+
+
+@given(numbers, plain)
+def test_a_reply_is_what_rpyc_would_send(seq: int, value: Any) -> None:
+    """As above, for replies."""
+    expected = message(consts.MSG_REPLY, seq, (consts.LABEL_VALUE, value))
+    assert encode_reply(seq, value) == expected
+
+
+@given(numbers, arguments)
+def test_the_fast_and_the_general_way_read_the_same_request(
+    seq: int, args: tuple[Any, ...]
+) -> None:
+    """Whatever the values."""
+    frame = Frame(encode_request(seq, "call", args))
+    kind, number, (handler, packed) = _parse(frame)
+    assert (kind, number, handler) == (consts.MSG_REQUEST, seq, consts.HANDLE_CALLATTR)
+    assert _root_call(packed) == ("call", args)
+    assert _usual_message(frame) == ("call", seq, args)
+
+
+@given(numbers, plain)
+def test_the_fast_and_the_general_way_read_the_same_reply(seq: int, value: Any) -> None:
+    """Whatever the value."""
+    frame = Frame(encode_reply(seq, value))
+    assert _parse(frame) == (consts.MSG_REPLY, seq, (consts.LABEL_VALUE, value))
+    assert _usual_message(frame) == (None, seq, value)
+
+
+def test_other_verbs_take_the_general_way(end: Recorder) -> None:
+    """They are rare."""
+    frame = Frame(encode_request(7, "describe", (b"key",)))
+    assert _usual_message(frame) is None
+    end.dispatch(frame)
+    assert end.seen == [("request", 7, "describe", (b"key",))]
+
+
+def test_a_stock_peer_can_ping_and_close() -> None:
+    """Its own messages, over its own channel."""
+    with streams() as (ours, theirs):
+        end, stock = Recorder(BulkChannel(ours)), Connection(VoidService(), Channel(theirs))
+        answer = stock.async_request(consts.HANDLE_PING, "data")
+        end.dispatch(end._channel.recv())
+        stock.serve(None)
+        assert answer.value == "data"
+        stock._send(consts.MSG_REQUEST, 2, (consts.HANDLE_CLOSE, stock._box(())))
+        with pytest.raises(EOFError, match="closed"):
+            end.dispatch(end._channel.recv())
+        stock._cleanup()
+
+
+def test_an_exception_of_a_stock_peer_is_only_named(end: Recorder) -> None:
+    """No instance is made of a type that the peer chose, and no attribute is set."""
+    raised = (("builtins", "SystemExit"), (3,), (("__class__", "x"),), "its traceback")
+    end.dispatch(message(consts.MSG_EXCEPTION, 5, raised))
+    kind, seq, error = end.seen[0]
+    assert (kind, seq) == ("failure", 5)
+    assert type(error) is RemoteError
+    assert error.type_name == "builtins.SystemExit"
+    assert "its traceback" in str(error)
+
+
+@pytest.mark.parametrize("value", [[1], {}, np.zeros(2), object(), print, ([],)], ids=repr)
+def test_nothing_is_sent_by_reference(end: Recorder, value: object) -> None:
+    """What brine does not take is refused where it is sent."""
+    with pytest.raises(TypeError):
+        end.send_request(1, "call", (value,))
+    with pytest.raises(TypeError):
+        end.send_reply(1, value)
+    with pytest.raises(TypeError, match="no netrefs"):
+        end._box(value)
+
+
+LOCAL = (consts.LABEL_LOCAL_REF, ROOT)
+REMOTE = (consts.LABEL_REMOTE_REF, ("builtins.list", 1, 2))
+CALL = (consts.LABEL_VALUE, "call")
+FORGED: dict[str, Frame] = {
+    "a reference as argument": request(
+        consts.HANDLE_CALLATTR, (consts.LABEL_TUPLE, (LOCAL, CALL, (consts.LABEL_TUPLE, (REMOTE,))))
+    ),
+    "another object's method": request(
+        consts.HANDLE_CALLATTR, (consts.LABEL_TUPLE, (REMOTE, CALL, (consts.LABEL_VALUE, ())))
+    ),
+    "a verb that is no name": request(
+        consts.HANDLE_CALLATTR,
+        (consts.LABEL_TUPLE, (LOCAL, (consts.LABEL_VALUE, 1), (consts.LABEL_VALUE, ()))),
+    ),
+    "arguments that are no tuple": request(
+        consts.HANDLE_CALLATTR, (consts.LABEL_TUPLE, (LOCAL, CALL, (consts.LABEL_VALUE, 1)))
+    ),
+    "a reply by reference": message(consts.MSG_REPLY, 1, REMOTE),
+    "a reply with a reference inside": message(
+        consts.MSG_REPLY, 1, (consts.LABEL_TUPLE, ((consts.LABEL_VALUE, 1), REMOTE))
+    ),
+    "a ping by reference": request(consts.HANDLE_PING, REMOTE),
+    "a ping with nothing": request(consts.HANDLE_PING, (consts.LABEL_VALUE, ())),
+    "an exception that is none": message(consts.MSG_EXCEPTION, 1, 2),
+    "a number that is none": message(consts.MSG_REPLY, "1", (consts.LABEL_VALUE, 1)),
+    "an unknown kind": message(99, 1, (consts.LABEL_VALUE, 1)),
+    "text that is none": Frame(b"\1\x11\x51\x08\x00"),
+    "nothing": Frame(b""),
+    **{
+        f"rpyc's request {name}": request(getattr(consts, name), (consts.LABEL_VALUE, ()))
+        for name in dir(consts)
+        if name.startswith("HANDLE_") and name not in ("HANDLE_PING", "HANDLE_CLOSE")
+    },
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_message_is_refused(end: Recorder, case: str) -> None:
+    """Nothing but calls of the root with plain values is understood."""
+    with pytest.raises(ProtocolError):
+        end.dispatch(FORGED[case])
+    assert end.seen == []
+
+
+def test_a_netref_cannot_be_made(end: Recorder) -> None:
+    """By no way that rpyc has."""
+    with pytest.raises(ValueError, match="netrefs"):
+        end._netref_factory(("builtins.list", 1, 2))
+
+
+def nested(depth: int) -> bytes:
+    """A tuple in a tuple in a tuple."""
+    return bytes(brine.TAG_TUP1 * depth + brine.TAG_NONE)
+
+
+@pytest.mark.parametrize("depth", [10_000, 1_000_000])
+@pytest.mark.parametrize("good", [encode_request(1, "call", (1,)), encode_reply(1, 1)])
+def test_a_bomb_of_tuples_is_refused(end: Recorder, depth: int, good: bytes) -> None:
+    """The interpreter's stack is not the peer's to use up."""
+    for frame in (Frame(good[:1] + nested(depth)), Frame(good[:-2] + nested(depth))):
+        with pytest.raises(ProtocolError):
+            end.dispatch(frame)
+
+
+def mutated(seed: int) -> bytes:
+    """A good message with some of its bytes changed, left out or doubled."""
+    rng = random.Random(seed)
+    pool: list[Callable[[], bytes]] = [
+        lambda: encode_request(5, "call", (b"key", 3, "text", (1, 2.5))),
+        lambda: encode_request(500, "event", (1, "kind", "{}")),
+        lambda: encode_reply(500, (0, b"skeleton", slice(1, 2), frozenset([1]))),
+        lambda: bytes(message(consts.MSG_EXCEPTION, 1, (("m", "n"), (), (), "text"))),
+        lambda: bytes(request(consts.HANDLE_PING, (consts.LABEL_VALUE, ("data",)))),
+    ]
+    data = bytearray(rng.choice(pool)())
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(data))
+        data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+    return bytes(data)
+
+
+garbage = st.binary(max_size=100) | st.binary(max_size=100).map(b"\1\x11".__add__)
+mutations = st.integers(0, 1 << 30).map(mutated)
+
+
+@settings(max_examples=1500)
+@given(garbage | mutations | mutations)
+@example(b"\1\x11\x51\x11\x51\x08\x00")
+def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
+    """Any bytes are a message, a typed refusal or the end of the connection."""
+    with streams() as (ours, _):
+        end = Recorder(BulkChannel(ours))
+        try:
+            end.dispatch(Frame(data))
+        except (ProtocolError, LimitExceeded, EOFError):
+            return
+        for kind, seq, *rest in end.seen:
+            assert type(seq) is int
+            if kind == "request":
+                assert [type(part) for part in rest[:2]] == [str, tuple]
+
+
+def test_a_connection_that_was_shut_is_at_its_end(ends: tuple[Recorder, Recorder]) -> None:
+    """Twice is as good as once, and the peer sees it."""
+    ours, theirs = ends
+    ours.shut()
+    ours.shut()
+    ours.close()
+    assert ours.closed
+    with pytest.raises(EOFError):
+        ours.send_request(1, "call", ())
+    with pytest.raises(EOFError):
+        theirs.read()
+
+
+def test_an_abandoned_connection_says_nothing_to_the_peer(
+    ends: tuple[Recorder, Recorder],
+) -> None:
+    """A forked child closes its copy of the descriptor and leaves the parent's alone."""
+    ours, theirs = ends
+    copy = ours._channel.stream.sock.dup()
+    with copy:
+        ours.abandon()
+        assert ours.closed
+        assert not theirs._channel.poll(0)
