@@ -12,6 +12,7 @@ once. Importing this package loads neither jax nor numpy.
 
 from __future__ import annotations
 
+from jaxd import errors
 from jaxd.client import Client, connect, statistics
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
@@ -19,7 +20,7 @@ from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
 from jaxd.results import PRNGKeys
 from jaxd.settings import Settings
-from jaxd_protocol import __version__, errors
+from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 
 __all__ = [

@@ -17,6 +17,7 @@ _SCALARS: Final = {"float64": "d", "float32": "f", "float16": "e", "int8": "b", 
                    "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
                    "uint64": "Q", "bool": "?"}  # fmt: skip
 
+_FLOATS: Final = frozenset({"float64", "float32"})
 _UNNAMED: Final = frozenset({"float64", "int64", "bool"})
 """The dtypes that numpy does not mention, because plain numbers have them."""
 
@@ -97,7 +98,7 @@ class LazyArray:
 
     def __repr__(self) -> str:
         text = self._plain_text()
-        if text is None or ("." in text and not self._is_short(text)):
+        if text is None or (self._dtype in _FLOATS and not self._is_short(text)):
             return repr(self._numpy())
         kind = "" if self._dtype in _UNNAMED else f", dtype={self._dtype}"
         return f"array({text.removesuffix('0') if text.endswith('.0') else text}{kind})"
@@ -111,13 +112,13 @@ class LazyArray:
             return None
         number = self._number()
         if self._dtype == "float32":
-            return _shortest_float32(number) if number == 0 or _is_ordinary(number) else None
+            return _shortest_float32(number) if not number or _is_ordinary(number) else None
         return str(number)
 
     def _is_short(self, text: str) -> bool:
-        """Whether numpy writes a number in an array with all of its digits, and no exponent."""
+        """Whether numpy writes a float in an array with all of its digits, and no exponent."""
         number = self._number()
-        return len(text.partition(".")[2]) <= 8 and (number == 0 or _is_ordinary(number))
+        return len(text.partition(".")[2]) <= 8 and (not number or _is_ordinary(number))
 
     def __format__(self, spec: str) -> str:
         return format(self._number() if not self.shape else self._numpy(), spec)
@@ -129,7 +130,7 @@ class LazyArray:
 
 def _is_ordinary(number: float) -> bool:
     """Whether numpy surely writes the number without an exponent."""
-    return 1e-4 <= abs(number) < 1e7
+    return 1e-4 <= abs(number) < 1e6
 
 
 def _shortest_float32(number: float) -> str:

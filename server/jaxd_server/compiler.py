@@ -97,7 +97,6 @@ class Compiler:
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
-        emit("stage", {"stage": "queued", "function": function.name})
         with self._room, watch_build(), configured(function.options.config):
             started = time.monotonic()
             jitted = jax.jit(self._private(function.function), **function.options.jit_arguments())

@@ -1,12 +1,13 @@
 """rpyc's server over a listener that the host opened: accept, authenticate, serve.
 
-One of the doors to rpyc; relies on `Server.start`, `accept`, `_listen` and on the attributes that
-`Server.__init__` would have set.
+One of the doors to rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
+`_accept_method`, and on the attributes that `Server.__init__` would have set.
 """
 
 from __future__ import annotations
 
 import logging
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -27,6 +28,9 @@ from jaxd_server.sessions import Sessions
 from jaxd_server.stock import serve_stock
 
 __all__ = ["Endpoint"]
+
+_RETRY_S = 1.0
+"""Until a process that may open no more files tries again to accept."""
 
 
 class Endpoint(ThreadedServer):  # type: ignore[misc]
@@ -62,6 +66,8 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         self.protocol_config: dict[str, Any] = {}
         self.clients: set[socket.socket] = set()
         self.listener = listener
+        listener.setblocking(False)  # another worker that shares it may take the client first
+        self._stopped, self._stop = socket.socketpair()
         self.host, self.port = str(address), 0
         self.logger = logging.getLogger("jaxd_server.rpyc")  # one line per accept: not for people
         self._address = address
@@ -78,7 +84,39 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
     def close(self) -> None:
         """Accepts no more; open connections stay."""
         self.active = False
-        self.listener.close()
+        self._stop.close()
+
+    def start(self) -> None:
+        """Accepts until the endpoint is closed, and closes this process's end of the listener."""
+        with self.listener, self._stopped:
+            super().start()
+
+    def accept(self) -> None:
+        """Waits for the next client and serves it; `start` calls this again and again.
+
+        rpyc's own version takes one more client after it was closed, and drops it: that client
+        is the next worker's. And it gives up the listener when the process has no more files.
+        """
+        if self._is_stopped(self.listener):
+            raise EOFError("the endpoint was closed")
+        try:
+            sock, _ = self.listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # another worker was faster, or the client is gone
+        except OSError as error:
+            log_event("cannot_accept", level=logging.WARNING, reason=str(error))
+            self._is_stopped(timeout_s=_RETRY_S)
+            return
+        sock.setblocking(True)
+        self.clients.add(sock)
+        self._accept_method(sock)
+
+    def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
+        """Waits for one of the sockets, the end, or the time; returns whether it is the end."""
+        with selectors.DefaultSelector() as selector:
+            for sock in (self._stopped, *sockets):
+                selector.register(sock, selectors.EVENT_READ)
+            return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
 
     def _authenticate_and_serve_client(self, sock: socket.socket) -> None:
         peer = _peer_of(sock)

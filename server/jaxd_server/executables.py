@@ -77,8 +77,17 @@ class Executables:
         layout: Layout,
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
         build: Build,
+        waiting: Callable[[], None] = lambda: None,
     ) -> Executable:
         """The executable for these arguments; `build` makes it when there is none.
+
+        Args:
+            function: what is called.
+            skeleton: the bytes of the call.
+            layout: what they say.
+            arguments: positional and keyword arguments.
+            build: makes the executable, in one of the callers that ask for it together.
+            waiting: called in each of them, before it builds or waits.
 
         Raises:
             ArgumentError: when an argument can be neither traced nor static.
@@ -88,6 +97,7 @@ class Executables:
         name = (function.key, signature)
         found = self._executables.get(name)
         if found is None:
+            waiting()
             found = self._flights.run(
                 name, lambda: self._executables.get(name), lambda: self._build(name, build)
             )

@@ -126,7 +126,12 @@ class Pipeline:
                 built.append(self._compile(function, arguments, call.emit))
                 return built[0]
 
-            executable = self.executables.obtain(function, call.skeleton, layout, arguments, build)
+            def waiting() -> None:
+                call.emit("stage", {"stage": "queued", "function": function.name})
+
+            executable = self.executables.obtain(
+                function, call.skeleton, layout, arguments, build, waiting
+            )
             reply = call.deliver(executable(*arguments), executable)
         finally:
             self.admission.leave(running)

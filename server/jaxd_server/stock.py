@@ -54,6 +54,11 @@ class _StockConnection(Connection):  # type: ignore[misc]
     def _netref_factory(self, id_pack: object) -> NoReturn:
         raise TypeError("send plain values and bytes: this server takes no references")
 
+    def close(self) -> None:
+        """Ends the connection; rpyc's own version would wait for the peer's consent first."""
+        if not self._closed:
+            self._cleanup()
+
 
 class _Bytes:
     """The client has sent the code with the call."""

@@ -1,0 +1,50 @@
+"""The child of a fork begins anew, and leaves alone what is its parent's."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+from jaxd.forking import forget_after_fork
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
+
+
+class Thing:
+    """Remembers whether it was told."""
+
+    forgot = False
+
+    def after_fork(self) -> None:
+        self.forgot = True
+
+
+def exit_code_of_child(thing: Thing | None) -> int:
+    """0 when the child found that the thing had forgotten."""
+    child = os.fork()
+    if not child:
+        os._exit(0 if thing is not None and thing.forgot else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_the_child_is_told_and_the_parent_is_not() -> None:
+    """Only the child has something to forget."""
+    thing = Thing()
+    forget_after_fork(thing)
+    assert exit_code_of_child(thing) == 0
+    assert not thing.forgot
+
+
+def test_what_is_gone_is_not_kept_for_a_fork() -> None:
+    """The list of things to tell does not keep them alive."""
+    thing = Thing()
+    forget_after_fork(thing)
+    del thing
+    gc.collect()
+    assert exit_code_of_child(None) == 1

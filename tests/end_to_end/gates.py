@@ -1,0 +1,88 @@
+"""Places where a function on the server waits for the test, and tests that wait without sleeping."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["Gate", "advice", "in_thread", "stop_at", "stop_when_run", "wait_until"]
+
+R = TypeVar("R")
+
+
+class Gate:
+    """A named pipe. A function that comes to it stops until the test lets it go on.
+
+    Attributes:
+        path: what the function opens.
+    """
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Waits until a function stands at the gate; it goes on at the end of the block."""
+        with open(self.path, "wb"):
+            yield
+
+
+def stop_at(path: str) -> Callable[[Any], Any]:
+    """A function of one argument that stops at the gate while it is traced, then adds one."""
+
+    def stopping(x: Any) -> Any:
+        with open(path, "rb") as gate:
+            gate.read()
+        return x + 1
+
+    return stopping
+
+
+def stop_when_run(path: str) -> Callable[[Any], Any]:
+    """A function that stops at the gate when it is run with a negative number, then adds one."""
+
+    def stopping(x: Any) -> Any:
+        import jax
+
+        def look(value: Any) -> Any:
+            if value < 0:
+                with open(path, "rb") as gate:
+                    gate.read()
+            return value + 1
+
+        return jax.pure_callback(look, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    return stopping
+
+
+def in_thread(function: Callable[..., R], *args: Any) -> Future[R]:
+    """Runs it in a thread of its own, which keeps nobody waiting if it never ends."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Asks again and again; whatever never holds ends with the test's time limit."""
+    while not holds():
+        pass
+
+
+def advice(error: BaseException | str) -> str:
+    """The last sentence of a message: what to do next."""
+    text = str(error).strip()
+    assert text.endswith((".", ")")), text
+    return text.rstrip(".").rpartition(". ")[2]
