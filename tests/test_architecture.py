@@ -60,6 +60,7 @@ JAX_AT_IMPORT = (
 JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/demo/digits.py",  # what a user would write
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
+    "shared/jaxd_protocol/pytree_classes.py",  # runs where a class arrives: on the server
 )
 
 # A fresh process that only says `import jaxd` must not pay for these.

@@ -11,7 +11,7 @@ from jaxd_protocol.calls import CONFIG_DEFAULTS
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.trees import TreeEncoder
 
-__all__ = ["current_config", "encode_jax", "loaded_jax", "to_jax", "to_jax_keys"]
+__all__ = ["current_config", "encode_jax", "loaded_jax", "to_jax", "to_jax_keys", "weak_array"]
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
 
@@ -74,12 +74,21 @@ def to_jax(array: Any, weak: bool) -> Any:
     float64 and its kin need jax_enable_x64, which the arrays of such a call imply.
     """
     jax = loaded_jax()
-    if weak and not array.ndim:
-        return jax.numpy.asarray(array.item())
-    if array.dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+    if weak:
+        return weak_array(array)
+    if array.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         with jax.enable_x64(True):
             return jax.device_put(array)
     return jax.device_put(array)
+
+
+def weak_array(array: Any) -> Any:
+    """A weakly typed jax array of exactly this dtype. Uses jax's private `ArrayImpl`."""
+    jax = loaded_jax()
+    with jax.enable_x64(True):
+        strong = jax.device_put(array)
+    aval = strong.aval.update(weak_type=True)
+    return type(strong)(aval, strong.sharding, [strong], committed=False)
 
 
 def to_jax_keys(data: Any, impl: str) -> Any:

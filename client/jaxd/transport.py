@@ -97,7 +97,7 @@ class ClientConnection(BulkConnection):
         """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
 
         Raises:
-            ConnectionLost: when it could not be sent; `then` is not called.
+            ConnectionLost: when it could not be sent and `then` was not called.
             LimitExceeded: when the request is larger than the server takes.
         """
         pending = self._pending[number] = Pending(then)
@@ -106,8 +106,10 @@ class ClientConnection(BulkConnection):
         try:
             self._attend()
             self._send(number, verb, args, buffers)
-        except BaseException:
-            self._forget(number, pending)
+        except BaseException as error:
+            told = not self._forget(number, pending)
+            if told and isinstance(error, ConnectionLost):
+                return  # `then` knows
             raise
         if self._closed:
             self._fail_all(ConnectionLost(_LOST))
@@ -210,10 +212,13 @@ class ClientConnection(BulkConnection):
             self._unattended += 1
         self._attend()
 
-    def _forget(self, seq: int, pending: Pending) -> None:
+    def _forget(self, seq: int, pending: Pending) -> bool:
+        """Strikes a request off; whether it was still open."""
         with self._lock:
-            if self._pending.pop(seq, None) is not None and pending.then is not None:
+            found = self._pending.pop(seq, None) is not None
+            if found and pending.then is not None:
                 self._unattended -= 1
+            return found
 
     def shut(self) -> None:
         """Ends the connection; its own thread ends with it."""

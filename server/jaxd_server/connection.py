@@ -7,13 +7,20 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options
-from jaxd_protocol.errors import ConnectionLost, JaxdError, LimitExceeded, ProtocolError
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    InternalError,
+    JaxdError,
+    LimitExceeded,
+    ProtocolError,
+)
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_server.budget import Budget, Share
@@ -24,6 +31,9 @@ from jaxd_server.readership import Readership, Sentry
 from jaxd_server.traffic import Traffic
 
 __all__ = ["ServerConnection", "Workshop"]
+
+QUESTION_S: Final = 120.0
+"""Seconds that a client has to say what its function is; others may be waiting for the same one."""
 
 QUICK_S: Final = 0.002
 """A warm call that takes no longer than this is run by the thread that read it."""
@@ -108,7 +118,10 @@ class ServerConnection(BulkConnection):
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
-        key, skeleton, blob, timeout_s, flags = args
+        try:
+            key, skeleton, blob, timeout_s, flags = args
+        except ValueError as error:
+            raise ProtocolError("a call does not have the five values that it should.") from error
         nbytes = self._share.begin()
         source = _Asking(self, seq)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -137,10 +150,21 @@ class ServerConnection(BulkConnection):
             self.send_reply(seq, value, buffers)
         except EOFError:
             return  # the client is gone; its reader sees that too
-        except LimitExceeded as error:
-            self.send_reply(seq, (FAILED, describe_failure(error)))
+        except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
+            self._apologise(seq, error)
         finally:
             self._share.end(nbytes)
+
+    def _apologise(self, seq: int, error: Exception) -> None:
+        """Sends an error where the reply could not be sent."""
+        if not isinstance(error, LimitExceeded):
+            log_event("reply_failed", level=logging.ERROR)
+            error = InternalError(
+                f"the server could not send the result: {error!r}. Its log has the traceback; "
+                "please report it."
+            )
+        with suppress(EOFError):
+            self.send_reply(seq, (FAILED, describe_failure(error)))
 
     def _over_limit(self, size: int) -> tuple[int, tuple[Any, ...]]:
         error = LimitExceeded(
@@ -155,24 +179,36 @@ class ServerConnection(BulkConnection):
     def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
         """The client's answer to `verb`, and the frame with its buffers.
 
-        For threads that answer a call, never for the reading one. The call is parked meanwhile.
+        For threads that answer a call, which is parked meanwhile; never for the reading one.
 
         Raises:
-            ConnectionLost: when the client goes away first.
+            ConnectionLost: when the client goes away first, or does not answer for too long.
         """
         seq = next(self.numbers)
         question = self._questions[seq] = Future()
-        self._share.park()
         try:
             if self._ended.is_set():
                 raise ConnectionLost("the client went away")
             self.send_request(seq, verb, args)
-            return question.result()
+            return question.result(QUESTION_S)
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"the client did not answer within {QUESTION_S:.0f} s what its function is. "
+                "Call again."
+            ) from error
         except EOFError as error:
             raise ConnectionLost("the client went away") from error
         finally:
-            self._share.unpark()
             del self._questions[seq]
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """A call waits: its client's messages are read on, whatever the budget says."""
+        self._share.park()
+        try:
+            yield
+        finally:
+            self._share.unpark()
 
     def tell(self, verb: str, *args: Value) -> None:
         """Sends the client a message that it does not answer; a client that is gone is ignored."""
@@ -211,6 +247,9 @@ class _Asking:
         if len(frame.buffers) != 1:
             raise ProtocolError("the client sent no code for a function that it called.")
         return frame.buffers[0]
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._connection.parked()
 
     def emit(self, kind: str, content: dict[str, Any]) -> None:
         self._connection.tell("event", self._number, kind, json.dumps(content))

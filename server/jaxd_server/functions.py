@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +45,9 @@ class FunctionSource(Protocol):
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function."""
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within it the call waits for an answer of its client, or of another call's client."""
+
 
 class Functions:
     """The functions that were asked for last; safe from any thread.
@@ -72,9 +76,13 @@ class Functions:
             ProtocolError: when what the source sends does not have the key that it was asked for.
             Exception: whatever unpacking raises, such as ImportError.
         """
-        return self._flights.run(
-            key, lambda: self._find(self._functions, key), lambda: self._fetch(key, source)
-        )
+        known = self._find(self._functions, key)
+        if known is not None:
+            return known
+        with source.waiting():  # what it waits for may stand behind the next message of its client
+            return self._flights.run(
+                key, lambda: self._find(self._functions, key), lambda: self._fetch(key, source)
+            )
 
     def _find(self, table: OrderedDict[bytes, T], name: bytes) -> T | None:
         with self._lock:

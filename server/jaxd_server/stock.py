@@ -7,6 +7,7 @@ One of the doors to rpyc; relies on `Connection._box`, `Connection._netref_facto
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import jax
@@ -71,6 +72,9 @@ class _Bytes:
 
     def code(self, fingerprint: bytes) -> bytes:
         return self._code
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class StockService(rpyc.Service):  # type: ignore[misc]

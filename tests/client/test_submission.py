@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxd.errors import DeadlineExceeded, LimitExceeded
 
 from jaxd import Client, connect
+from jaxd.errors import DeadlineExceeded, LimitExceeded
 from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import LiveServer
 

@@ -152,6 +152,8 @@ class FrameReader:
     def _open_body(self, size: int, flags: int) -> None:
         ahead, start, _ = self._at
         start += HEADER.size
+        if self._admit is not None:
+            self._admit(size)
         body = _Body(size, flags)
         copied = body.fill(ahead.view[start : sum(ahead.counts)])
         self._at = (ahead, start + copied, body)
@@ -178,17 +180,18 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        bulk = _Bulk(frame, self._take_memory(sizes, len(frame)))
+        bulk = _Bulk(frame, self._take_memory(sizes, len(frame), 0 if offset else len(frame)))
         copied = bulk.fill(ahead.view[start + needed : start + have])
         self._at = (ahead, start + needed + copied, bulk)
         return None
 
-    def _take_memory(self, sizes: Sequence[int], body_bytes: int) -> list[memoryview]:
+    def _take_memory(self, sizes: Sequence[int], body_bytes: int, asked: int) -> list[memoryview]:
+        """The buffers; `asked` bytes of the message have been admitted with its body."""
         total = sum(sizes) + body_bytes
         if total > self.max_frame_bytes:
             raise LimitExceeded(too_large(total, self.max_frame_bytes))
         if self._admit is not None:
-            self._admit(total)
+            self._admit(total - asked)
         return [allocate(size) for size in sizes]
 
     def _receive_buffers(self, bulk: _Bulk) -> None:

@@ -4,9 +4,8 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import pytest
 
@@ -88,8 +87,7 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(NamedTuple):
     calls: int = 3
 
 

@@ -1,0 +1,250 @@
+"""The server's inside without its outside: a pipeline, and a whole worker, in this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import rpyc
+
+from jaxd import Client, connect
+from jaxd.arguments import encode_arguments
+from jaxd.results import ResultReader, ResultsAs
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, fingerprint_of, function_key
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.packing import Packed, pack
+from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
+from jaxd_server.admission import Admission
+from jaxd_server.compiler import Compiler
+from jaxd_server.endpoint import Endpoint
+from jaxd_server.executables import Executables
+from jaxd_server.functions import Function, Functions
+from jaxd_server.options import ServerOptions
+from jaxd_server.parts import Parts
+from jaxd_server.pipeline import Call, Pipeline, Reply
+from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.statistics import Counters
+
+PLAIN = Options()
+
+
+def encode(
+    args: Sequence[Any], kwargs: dict[str, Any] | None = None, statics: Statics = NO_STATICS
+) -> tuple[bytes, bytes, list[memoryview]]:
+    """Skeleton, blob and buffers, as the client sends them."""
+    return encode_arguments(tuple(args), kwargs or {}, statics, {})
+
+
+class Source:
+    """A function and its options, as a client knows them; counts how often it is asked."""
+
+    def __init__(self, function: Callable[..., Any], options: Options = PLAIN) -> None:
+        self.function = function
+        self.options = options
+        self.code_: Packed = pack(function, "the function")
+        self.fingerprint = fingerprint_of(self.code_)
+        self.key = function_key(self.fingerprint, options)
+        self.asked: list[str] = []
+
+    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
+        """What the key stands for."""
+        self.asked.append("describe")
+        return self.fingerprint, getattr(self.function, "__name__", "it"), self.options
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        """The packed function."""
+        self.asked.append("code")
+        return self.code_
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Waiting needs no preparation here."""
+        return nullcontext()
+
+    def call(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None, **more: Any) -> Call:
+        """A call of it, encoded as the client does."""
+        statics = statics_of(self.function, self.options)
+        return Call(self.key, *encode(args, kwargs, statics), self, **more)
+
+
+def function_of(function: Callable[..., Any], options: Options = PLAIN) -> Function:
+    """The function as the server knows it, without having travelled."""
+    source = Source(lambda: None, options)
+    return Function(source.key, getattr(function, "__name__", "it"), function, options)
+
+
+class Kitchen:
+    """A pipeline and all that it needs; `close` it."""
+
+    def __init__(self, *, builds: int = 2, limit: int = 400) -> None:
+        self.counters = Counters()
+        self.admission = Admission()
+        self.compiler = Compiler(self.counters, builds)
+        self.executables = Executables(Reclaimer(), limit)
+        self.pipeline = Pipeline(
+            Functions(), self.executables, self.compiler, self.admission, self.counters
+        )
+
+    def close(self) -> None:
+        """Stops listening to jax."""
+        self.compiler.close()
+
+    def answer(self, call: Call) -> Reply:
+        """As a connection does it: with the plan, when there is one."""
+        return self.pipeline.answer(call, self.pipeline.plan(call.key, call.skeleton))
+
+    def value(self, source: Source, *args: Any, results: ResultsAs = "numpy") -> Any:
+        """The result of a call, or its exception."""
+        return read_reply(self.answer(source.call(args)), source, results)
+
+    def counts(self) -> tuple[int, int]:
+        """Traces and compiles so far."""
+        snapshot = self.counters.snapshot()
+        return int(snapshot["traces"]), int(snapshot["compiles"])
+
+
+def read_reply(reply: Reply, source: Source, results: ResultsAs = "numpy") -> Any:
+    """What the client makes of a reply."""
+    outcome, buffers = reply
+    if outcome[0] == FAILED:
+        raise rebuild_failure(outcome[1])
+    return ResultReader(source.code_.classes).read(outcome[1], outcome[2], buffers, results)
+
+
+class Peer(BulkConnection):
+    """A client as plain as can be: it reads only while it waits for a reply of its own."""
+
+    def __init__(self, shop: Shop, source: Source | None = None) -> None:
+        sock = shop.raw()
+        self.welcome = greet_server(sock, {}, None, None)
+        tune_socket(sock)
+        super().__init__(rpyc.VoidService(), BulkChannel(BulkStream(sock)), {})
+        self.events: list[tuple[Any, ...]] = []
+        self._source = source
+        self._replies: dict[int, tuple[Any, Sequence[memoryview]]] = {}
+
+    def request(self, verb: str, args: Sequence[Any], buffers: Sequence[memoryview] = ()) -> Reply:
+        """The reply; EOFError when the server ended the connection instead."""
+        seq = next(self.numbers)
+        self.send_request(seq, verb, tuple(args), buffers)
+        while seq not in self._replies:
+            self.dispatch(self._channel.recv())
+        return self._replies.pop(seq)
+
+    def call(self, *args: Any) -> Reply:
+        """Calls the source's function."""
+        assert self._source is not None
+        call = self._source.call(args)
+        message = (call.key, call.skeleton, call.blob, None, MAY_REPEAT)
+        return self.request("call", message, call.buffers)
+
+    def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:
+        """Keeps it for `request`."""
+        self._replies[seq] = value, frame.buffers
+
+    def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
+        """The server reports an event, or asks for the function."""
+        if verb == "event":
+            self.events.append(args)
+        elif verb == "describe":
+            self.send_reply(seq, self.describe())
+        else:
+            self.send_reply(seq, (), [memoryview(self.code())])
+
+    def describe(self) -> tuple[Any, ...]:
+        """What the key stands for."""
+        assert self._source is not None
+        fingerprint, name, options = self._source.describe(b"")
+        return fingerprint, name, options.to_bytes()
+
+    def code(self) -> bytes | memoryview:
+        """The packed function."""
+        assert self._source is not None
+        return self._source.code(b"")
+
+
+class Shop:
+    """A worker's parts behind real sockets, in this process; `close` it.
+
+    Attributes:
+        unix, tcp: its addresses.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.counters = Counters()
+        self.options = ServerOptions(**{"builds": 2, "threads": 4, **options})
+        self.parts = Parts(self.options, self.counters, self.report)
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
+        path = os.path.join(self._folder.name, "s.sock")
+        unix = socket.socket(socket.AF_UNIX)
+        unix.bind(path)
+        unix.listen()
+        tcp = socket.create_server(("127.0.0.1", 0))
+        self.unix = f"unix://{path}"
+        self.tcp = f"tcp://127.0.0.1:{tcp.getsockname()[1]}"
+        self.endpoints = [self._open(unix, self.unix), self._open(tcp, self.tcp)]
+        self._clients: list[Client] = []
+        self._peers: list[Peer] = []
+
+    def _open(self, sock: socket.socket, address: str) -> Endpoint:
+        endpoint = self.parts.endpoint(sock, Address.parse(address), self.welcome)
+        endpoint.start_in_thread()
+        return endpoint
+
+    def welcome(self) -> dict[str, Any]:
+        """As a worker's."""
+        return {
+            "versions": self.parts.versions,
+            "epoch": 1,
+            "pid": os.getpid(),
+            "slots": self.options.slots,
+            "max_frame_bytes": self.options.max_frame_bytes,
+        }
+
+    def report(self, what: str) -> dict[str, Any]:
+        """As a worker's."""
+        found = {**self.counters.snapshot(), **self.parts.status(), "epoch": 1, "values": 0}
+        return found if what == "statistics" else {"devices": self.parts.devices()}
+
+    def client(self) -> Client:
+        """A client over the Unix socket, closed with the shop."""
+        self._clients.append(connect(self.unix))
+        return self._clients[-1]
+
+    def peer(self, source: Source | None = None) -> Peer:
+        """A plain client, closed with the shop."""
+        self._peers.append(Peer(self, source))
+        return self._peers[-1]
+
+    def raw(self) -> socket.socket:
+        """A plain connection to the Unix socket."""
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(30)
+        sock.connect(self.unix.removeprefix("unix://"))
+        return sock
+
+    def close(self) -> None:
+        """Ends every thread of it."""
+        for client in self._clients:
+            client.close()
+        for peer in self._peers:
+            peer.close()
+        for endpoint in self.endpoints:
+            endpoint.close()
+        workshop = self.parts._workshop
+        workshop.sentry.stop()
+        workshop.runners.shutdown()
+        workshop.builders.shutdown()
+        self.parts.pipeline._compiler.close()
+        deadline = time.monotonic() + 30
+        while self.parts.status()["connections"]:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        self._folder.cleanup()

@@ -1,0 +1,54 @@
+"""Threads that meet where a test wants them to, without a sleep."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+PATIENCE_S = 30.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Returns when the condition holds, letting other threads run meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        os.sched_yield()
+
+
+def waiting(condition: threading.Condition) -> int:
+    """Number of threads that wait for the condition now."""
+    return len(condition._waiters)  # type: ignore[attr-defined]
+
+
+def start(target: Callable[..., Any], *args: Any) -> threading.Thread:
+    """A thread that runs `target(*args)`."""
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def join(threads: Iterable[threading.Thread]) -> None:
+    """Returns when all of them are done."""
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def at_once(count: int, target: Callable[[int], Any]) -> list[Any]:
+    """What `target(0)`, `target(1)`, … return or raise, all begun at the same moment."""
+    barrier = threading.Barrier(count)
+    outcomes: list[Any] = [None] * count
+
+    def run(index: int) -> None:
+        barrier.wait()
+        try:
+            outcomes[index] = target(index)
+        except Exception as error:  # noqa: BLE001  the test looks at it
+            outcomes[index] = error
+
+    join([start(run, index) for index in range(count)])
+    return outcomes

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
+from jaxd_server.admission import Admission
+from tests.server.staging import PATIENCE_S, join, start, until
+
+
+def test_running_calls_are_listed_the_oldest_first() -> None:
+    """With their function and their age in seconds, as long as they run."""
+    admission = Admission()
+    first = admission.enter("first", None)
+    second = admission.enter("second", None)
+    first.started -= 5.0
+    assert [call["function"] for call in admission.running()] == ["first", "second"]
+    assert float(admission.running()[0]["seconds"]) >= 5.0
+    admission.leave(first)
+    assert [call["function"] for call in admission.running()] == ["second"]
+    admission.leave(second)
+    assert admission.running() == []
+
+
+def test_two_calls_of_one_function_are_two() -> None:
+    """Equal in everything, and each leaves for itself."""
+    admission = Admission()
+    calls = [admission.enter("step", None) for _ in range(2)]
+    calls[0].started = calls[1].started
+    admission.leave(calls[0])
+    assert len(admission.running()) == 1
+
+
+def test_a_call_that_leaves_twice_is_gone_once() -> None:
+    """Leaving is safe to repeat."""
+    admission = Admission()
+    call = admission.enter("step", None)
+    admission.leave(call)
+    admission.leave(call)
+    assert admission.running() == []
+
+
+def test_a_draining_server_takes_no_calls() -> None:
+    """The error may be repeated, and says so."""
+    admission = Admission()
+    admission.drain()
+    assert admission.draining
+    with pytest.raises(ServerDraining, match="Repeat the call") as raised:
+        admission.enter("step", None)
+    assert raised.value.may_repeat
+    assert admission.running() == []
+
+
+def test_draining_waits_for_the_running_calls() -> None:
+    """All of them, and refuses new ones meanwhile."""
+    admission = Admission()
+    calls = [admission.enter("step", None) for _ in range(2)]
+    draining = start(admission.drain)
+    until(lambda: admission.draining)
+    with pytest.raises(ServerDraining):
+        admission.enter("late", None)
+    admission.leave(calls[0])
+    assert draining.is_alive()
+    admission.leave(calls[1])
+    join([draining])
+
+
+def test_a_call_whose_deadline_passed_is_not_begun() -> None:
+    """Nobody waits for its result any more."""
+    admission = Admission()
+    with pytest.raises(DeadlineExceeded, match=r"timeout_s.*--threads"):
+        admission.enter("step", time.monotonic() - 1)
+    assert admission.running() == []
+
+
+def test_a_deadline_in_the_future_is_no_obstacle() -> None:
+    """Only what is over is refused."""
+    admission = Admission()
+    admission.leave(admission.enter("step", time.monotonic() + PATIENCE_S))

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import AuthenticationFailed, ProtocolError, VersionMismatch
+from jaxd_protocol.handshake import (
+    MAGIC,
+    Transcript,
+    finish_greeting,
+    greet_server,
+    receive_message,
+    send_message,
+)
+from jaxd_protocol.peers import this_end
+from jaxd_server import doorman as module
+from jaxd_server.doorman import Admitted, Doorman, peer_uid
+from tests.server.staging import PATIENCE_S
+
+UNIX = Address.unix("/run/jaxd/s.sock")
+TCP = Address.tcp("127.0.0.1", 1)
+TOKEN = "the token"
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def unix() -> Iterator[Pair]:
+    """Client's and server's end of a Unix connection."""
+    yield from _closed(socket.socketpair())
+
+
+@pytest.fixture
+def tcp() -> Iterator[Pair]:
+    """Client's and server's end of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        yield from _closed((client, listener.accept()[0]))
+
+
+def _closed(pair: Pair) -> Iterator[Pair]:
+    pair[0].settimeout(PATIENCE_S)
+    yield pair
+    for sock in pair:
+        sock.close()
+
+
+def doorman(
+    address: Address, token: str | None = None, *, stock: bool = False, uid: int | None = None
+) -> Doorman:
+    """One for that address."""
+    return Doorman(address, token, os.getuid() if uid is None else uid, stock, {"jax": "1"})
+
+
+class Meeting:
+    """A client that comes to a doorman: what either end got, or how it failed."""
+
+    def __init__(self, pair: Pair, keeper: Doorman, client: Callable[[socket.socket], Any]) -> None:
+        self.client: Any = None
+        self.server: Any = None
+        thread = threading.Thread(target=self._come, args=(pair[0], client), daemon=True)
+        thread.start()
+        try:
+            self.server = self._admit(pair[1], keeper)
+        except (ConnectionError, EOFError, OSError) as error:
+            self.server = error
+            pair[1].close()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    def _come(self, sock: socket.socket, client: Callable[[socket.socket], Any]) -> None:
+        try:
+            self.client = client(sock)
+        except (ConnectionError, EOFError, OSError) as error:
+            self.client = error
+            sock.close()
+
+    def _admit(self, sock: socket.socket, keeper: Doorman) -> Admitted:
+        admitted = keeper.admit(sock)
+        if admitted.said is not None:
+            finish_greeting(sock, {}, admitted.token, admitted.said, {"session": "s"})
+        return admitted
+
+
+def with_token(token: str | None) -> Callable[[socket.socket], Any]:
+    """Our own client."""
+    return lambda sock: greet_server(sock, {"numpy": "2"}, token, "resumed")
+
+
+def saying(data: bytes, *, leave: bool = True) -> Callable[[socket.socket], Any]:
+    """A client that says only that."""
+
+    def say(sock: socket.socket) -> None:
+        sock.sendall(data)
+        if leave:
+            sock.shutdown(socket.SHUT_WR)
+
+    return say
+
+
+STOCK = b"\x00\x00\x00\x10\x00" + bytes(17)  # the beginning of an rpyc frame
+
+
+# who is it? ---------------------------------------------------------------------------------------
+
+
+def test_the_user_at_the_other_end_is_known() -> None:
+    """On a real Unix socket, as the system says."""
+    path = f"/tmp/jaxd-{os.getpid()}-{threading.get_ident()}.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(path)
+        os_unlink = os.unlink
+        listener.listen()
+        client.connect(path)
+        with listener.accept()[0] as accepted:
+            assert peer_uid(accepted) == os.getuid()
+        os_unlink(path)
+
+
+def test_where_the_system_does_not_tell_nobody_is_refused(
+    unix: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of the socket is the lock then."""
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    assert peer_uid(unix[1]) is None
+    meeting = Meeting(unix, doorman(UNIX), with_token(None))
+    assert meeting.server.principal == f"uid:{os.getuid()}"
+
+
+def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
+    """The server knows what it runs, and which session it wants back."""
+    meeting = Meeting(unix, doorman(UNIX, TOKEN), with_token(None))
+    assert meeting.server.principal == f"uid:{os.getuid()}"
+    assert meeting.server.guest.session == "resumed"
+    assert meeting.server.guest.peer.versions["numpy"] == "2"
+    assert meeting.client["session"] == "s"
+
+
+def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a byte of what it sent is read."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    meeting = Meeting(unix, doorman(UNIX, uid=1234), with_token(None))
+    assert type(meeting.server) is AuthenticationFailed
+    assert "user 4321 may not use the server of user 1234" in str(meeting.server)
+    assert isinstance(meeting.client, OSError | EOFError)
+
+
+def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could do everything without us."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 0)
+    assert Meeting(unix, doorman(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+
+
+# does it hold the token? --------------------------------------------------------------------------
+
+
+def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
+    """And never sent."""
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token(TOKEN))
+    assert meeting.server.principal.startswith("token:")
+    assert TOKEN not in meeting.server.principal
+    assert meeting.client["session"] == "s"
+
+
+def test_a_wrong_token_is_refused(tcp: Pair) -> None:
+    """Both ends say so."""
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token("another one"))
+    assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
+    assert "wrong token" in str(meeting.client)
+
+
+def test_a_client_without_a_token_is_told_what_it_needs(tcp: Pair) -> None:
+    """It has sent nothing that could be of use to an impostor."""
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token(None))
+    assert type(meeting.client) is AuthenticationFailed
+    assert "JAXD_TOKEN" in str(meeting.client)
+
+
+def test_a_server_without_a_token_takes_nobody_over_tcp(tcp: Pair) -> None:
+    """Our own client gets a typed error."""
+    meeting = Meeting(tcp, doorman(TCP), with_token(None))
+    assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
+    assert "no token" in str(meeting.client)
+
+
+def test_an_open_loopback_needs_no_token(tcp: Pair) -> None:
+    """When the server was told to leave it open."""
+    meeting = Meeting(tcp, doorman(TCP, stock=True), with_token(None))
+    assert meeting.server.principal == "anonymous@127.0.0.1"
+
+
+def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> None:
+    """Of our own clients, which can prove it."""
+    meeting = Meeting(tcp, doorman(TCP, TOKEN, stock=True), with_token("another one"))
+    assert type(meeting.server) is AuthenticationFailed
+
+
+# does it speak our language? ----------------------------------------------------------------------
+
+
+def test_a_stock_client_may_come_over_a_unix_socket(unix: Pair) -> None:
+    """What it sent is still there to be read."""
+    meeting = Meeting(unix, doorman(UNIX), saying(STOCK))
+    assert meeting.server == Admitted(f"uid:{os.getuid()}")
+    assert unix[1].recv(100) == STOCK
+
+
+def test_a_stock_client_may_not_come_over_tcp(tcp: Pair) -> None:
+    """Unless the loopback is left open."""
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), saying(STOCK))
+    assert type(meeting.server) is ProtocolError
+    assert "--allow-unauthenticated-loopback" in str(meeting.server)
+
+
+def test_a_stock_client_may_come_over_an_open_loopback(tcp: Pair) -> None:
+    """As the client of many examples does."""
+    meeting = Meeting(tcp, doorman(TCP, stock=True), saying(STOCK))
+    assert meeting.server == Admitted("anonymous@127.0.0.1")
+
+
+def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
+    """The flag says loopback."""
+    beyond = doorman(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
+    assert type(Meeting(tcp, beyond, saying(STOCK)).server) is ProtocolError
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        MAGIC + b"\xff\xff" + bytes(100),
+        MAGIC + b"\x00\x00",
+        MAGIC + b"\x00\x04nope",
+        MAGIC + b"\x00\x02[]",
+        MAGIC + b"\x00\x02{}",
+        MAGIC + b'\x00\x0d{"python": 3}',
+    ],
+)
+def test_garbage_is_refused(tcp: Pair, garbage: bytes) -> None:
+    """With an error of our own, and without taking memory for what it announces."""
+    assert type(Meeting(tcp, doorman(TCP, TOKEN), saying(garbage)).server) is ProtocolError
+
+
+def test_another_version_is_told_so(unix: Pair) -> None:
+    """Before anything is unpickled; what to start instead stands in the message."""
+
+    def old(sock: socket.socket) -> Any:
+        said = Transcript()
+        sock.sendall(MAGIC)
+        hello = {**this_end({}).to_message(), "python": [3, 6], "nonce": "0"}
+        send_message(sock, hello, said)
+        return receive_message(sock, said)
+
+    meeting = Meeting(unix, doorman(UNIX), old)
+    assert type(meeting.server) is VersionMismatch
+    assert meeting.client["error"] == "VersionMismatch"
+    assert "Start a server with Python 3.6" in meeting.client["text"]
+
+
+@pytest.mark.parametrize("said", [b"", b"JA", MAGIC, MAGIC + b"\x00", MAGIC + b"\x00\x20{"])
+def test_a_peer_that_leaves_early_is_no_error(tcp: Pair, said: bytes) -> None:
+    """It connected, perhaps only to see whether somebody is there."""
+    assert type(Meeting(tcp, doorman(TCP, TOKEN), saying(said)).server) is EOFError
+
+
+@pytest.mark.parametrize("said", [b"", MAGIC, MAGIC + b"\x00\x20{"])
+def test_a_slow_peer_is_not_waited_for(
+    tcp: Pair, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep a thread for ever."""
+    monkeypatch.setattr(module, "GREETING_S", 0.05)
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), saying(said, leave=False))
+    assert isinstance(meeting.server, TimeoutError)
+
+
+def test_a_slow_peer_on_a_unix_socket_is_not_waited_for_either(
+    unix: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has said that it is one of ours; a stock client speaks when it has something to."""
+    monkeypatch.setattr(module, "GREETING_S", 0.05)
+    meeting = Meeting(unix, doorman(UNIX), saying(MAGIC, leave=False))
+    assert isinstance(meeting.server, TimeoutError)

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd.results import ResultReader, ResultsAs
+from jaxd_protocol.errors import ResultError
+from jaxd_server.marshal import pack_result
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(slots=True)
+class Slotted:
+    w: Any
+
+
+class _Node:
+    """One child, and nothing else that counts."""
+
+    child: Any
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.child,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+        node = cls.__new__(cls)
+        node.child = children[0]
+        return node
+
+
+@jax.tree_util.register_pytree_node_class
+class Box(_Node):
+    """Keeps a number of its own beside the child."""
+
+    def __init__(self, child: Any) -> None:
+        self.child = child
+        self.label = "a box"
+
+
+class _WithSlot:
+    __slots__ = ("child",)
+
+
+@jax.tree_util.register_pytree_node_class
+class HalfSlotted(_WithSlot, _Node):
+    """Its child is in a slot, and it has a `__dict__` too."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Reduced(_Node):
+    """Says itself how it is to be pickled."""
+
+    def __reduce__(self) -> Any:
+        return Reduced, ()
+
+
+@jax.tree_util.register_pytree_node_class
+class Table(dict[str, Any]):
+    """A dict of another class, as some libraries have them."""
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: tuple[Any, ...]) -> Table:
+        return cls(zip(names, values, strict=True))
+
+
+class Count(int):
+    """A number that is more than a number."""
+
+
+CLASSES = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (Point, Layer, Frozen, Slotted, Box, HalfSlotted)
+}
+
+
+def home(result: Any, results: ResultsAs = "numpy") -> Any:
+    """What the client makes of a result."""
+    form, blob, buffers = pack_result(result, None)
+    return ResultReader(CLASSES).read(form.skeleton, blob, buffers, results)
+
+
+def run(tree: Any) -> Any:
+    """The tree as `jax.jit` returns it."""
+    return jax.jit(lambda tree: tree)(tree)
+
+
+def test_plain_containers_come_home_as_they_are() -> None:
+    """With None in its place and the values where they were."""
+    tree = {"b": [np.float32(1), (np.int8(2), None)], "a": (), "c": {}}
+    result = home(run(tree))
+    assert str(jax.tree.structure(result)) == str(jax.tree.structure(tree))
+    assert jax.tree.map(float, result) == {"b": [1.0, (2.0, None)], "a": (), "c": {}}
+
+
+def test_ordered_dicts_keep_their_order() -> None:
+    """Which jax keeps as well."""
+    result = home(run(OrderedDict(z=1.0, a=2.0)))
+    assert type(result) is OrderedDict
+    assert [(name, float(value)) for name, value in result.items()] == [("z", 1.0), ("a", 2.0)]
+
+
+def test_default_dicts_come_home_as_dicts() -> None:
+    """What makes their defaults is code, which does not travel this way."""
+    result = home(run(defaultdict(list, a=1.0)))
+    assert type(result) is dict
+    assert float(result["a"]) == 1.0
+
+
+def test_named_tuples_keep_their_class() -> None:
+    """Nested ones too."""
+    result = home(run(Point(1.0, Point(2.0, None))))
+    assert type(result) is type(result.y) is Point
+    assert (float(result.x), float(result.y.x), result.y.y) == (1.0, 2.0, None)
+
+
+@pytest.mark.parametrize("cls", [Layer, Frozen])
+def test_dataclasses_keep_their_class(cls: Any) -> None:
+    """Frozen ones and those with slots as well."""
+    result = home(run(cls(np.ones(3, np.float32), None)))
+    assert type(result) is cls
+    assert (result.w.tolist(), result.b) == ([1, 1, 1], None)
+
+
+def test_dataclasses_with_slots_keep_their_class() -> None:
+    """They have no `__dict__` to read."""
+    assert home(run(Slotted(2.0))).w == 2.0
+
+
+def test_registered_classes_come_home_with_all_their_attributes() -> None:
+    """Those that jax does not see are part of them too."""
+    box = Box(1.0)
+    result = home(box.tree_unflatten(None, (jnp.asarray(3.0),)))
+    assert type(result) is Box
+    assert float(result.child) == 3.0
+    box.child = jnp.ones(2)
+    leaves, structure = jax.tree.flatten(box)
+    assert home(jax.tree.unflatten(structure, leaves)).child.tolist() == [1, 1]
+
+
+def test_attributes_in_slots_of_a_base_class_come_home() -> None:
+    """A `__dict__` is not always the whole of an instance."""
+    half = HalfSlotted()
+    half.child = jnp.asarray(4.0)
+    assert float(home(half).child) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Reduced.tree_unflatten(None, (jnp.ones(1),)), "Reduced"),
+        (lambda: Table(a=jnp.ones(1)), "Table"),
+    ],
+)
+def test_objects_that_are_more_than_their_attributes_are_refused(make: Any, name: str) -> None:
+    """Rather than coming home incomplete; the message says what to return."""
+    with pytest.raises(ResultError, match=rf"{name}, which cannot come home.*Return dicts"):
+        home(make())
+
+
+@pytest.mark.parametrize("extra", [Count(3), {1, 2}, len, np.ones(2)], ids=type)
+def test_an_attribute_that_is_no_data_is_refused(extra: Any) -> None:
+    """By the server, in whose log and traceback the function is."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Holder(_Node):
+        @classmethod
+        def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+            holder = super().tree_unflatten(None, children)
+            holder.extra = extra
+            return holder
+
+    with pytest.raises(ResultError, match=rf"{type(extra).__name__}, which cannot come home"):
+        home(Holder.tree_unflatten(None, (jnp.ones(1),)))
+
+
+def test_a_dict_with_unusual_keys_is_refused() -> None:
+    """Keys are part of the structure, which is data."""
+    with pytest.raises(ResultError, match="keys are not plain values"):
+        home({frozenset({1}): jnp.ones(1)})
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_come_home(impl: str) -> None:
+    """With their implementation, beside ordinary arrays."""
+    keys = jax.random.split(jax.random.key(1, impl=impl))
+    result = home({"keys": keys, "x": jnp.ones(2)}, "jax")
+    assert result["keys"].dtype == keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(result["keys"]), jax.random.key_data(keys))
+
+
+def test_weak_types_come_home() -> None:
+    """So that what is computed with a result has the dtype that it has without a server."""
+    weak, strong = home((jnp.asarray(1.0) * 2, jnp.asarray(1.0, jnp.float32)), "jax")
+    assert (weak.weak_type, strong.weak_type) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.bool_, np.complex64, np.uint8]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (100, 100)])
+def test_all_dtypes_and_shapes_come_home(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Small ones in the blob, large ones beside it."""
+    array = jnp.ones(shape, dtype)
+    result = home(array)
+    assert (result.dtype, result.shape) == (array.dtype, shape)
+    np.testing.assert_array_equal(result, np.asarray(array))
+
+
+def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:
+    """The buffer is the memory of the result itself."""
+    array = jnp.arange(10_000, dtype=jnp.float32)
+    _, blob, (buffer,) = pack_result([array, jnp.ones(3)], None)
+    assert len(blob) == 12
+    assert np.frombuffer(buffer, "u1").ctypes.data == array.unsafe_buffer_pointer()
+
+
+def test_the_form_of_a_result_is_found_out_once() -> None:
+    """As long as its structure stays what it was."""
+    form, _, _ = pack_result({"a": jnp.ones(2)}, None)
+    again, blob, _ = pack_result({"a": jnp.zeros(2)}, form)
+    assert again is form
+    assert blob == bytes(8)
+    other, _, _ = pack_result({"b": jnp.ones(2)}, form)
+    assert other is not form
+    assert other.skeleton != form.skeleton

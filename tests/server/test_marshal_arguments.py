@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import socket
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.trees import dump_literal
+from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.wire import BulkChannel, BulkStream
+from jaxd_server.marshal import parse_arguments, read_arguments
+from tests.server.in_process import encode
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def there(*args: Any, **kwargs: Any) -> Any:
+    """What the server makes of a call's arguments."""
+    skeleton, blob, buffers = encode(args, kwargs)
+    received = [memoryview(bytearray(buffer)) for buffer in buffers]
+    return read_arguments(parse_arguments(skeleton), blob, received)
+
+
+def test_arguments_arrive_as_they_were_given() -> None:
+    """Positional and by keyword, numbers as Python's own."""
+    args, kwargs = there(1, 2.5, True, None, 1j, flag=[{"a": np.ones(2, np.int8)}])
+    assert args == (1, 2.5, True, None, 1j)
+    assert [type(value) for value in args[:3]] == [int, float, bool]
+    assert kwargs["flag"][0]["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [3, 10_000])
+def test_arrays_arrive_as_views_of_what_was_received(dtype: Any, size: int) -> None:
+    """Nothing is copied between the socket and jax."""
+    skeleton, blob, buffers = encode((np.ones(size, dtype),))
+    received = [memoryview(bytearray(buffer)) for buffer in buffers]
+    ((array,), _) = read_arguments(parse_arguments(skeleton), blob, received)
+    assert (array.dtype, array.shape) == (dtype, (size,))
+    assert not array.flags.owndata
+    memory = np.frombuffer(received[0] if received else blob, "u1")
+    assert np.shares_memory(array, memory)
+
+
+@pytest.mark.parametrize("value", [1.5, jnp.pi, 7, 1j])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_weak_arrays_arrive_weak(value: Any, shape: tuple[int, ...]) -> None:
+    """Of every shape: else a result could have another dtype than with `jax.jit`."""
+    given = jnp.full(shape, value)
+    assert given.weak_type
+    ((arrived,), _) = there(given)
+    assert arrived.aval == given.aval
+    np.testing.assert_array_equal(arrived, given)
+
+
+def test_weak_arrays_of_64_bits_arrive_unchanged() -> None:
+    """The client's settings come into force only when the program runs."""
+    with jax.enable_x64(True):
+        number, integer = jnp.asarray(0.1), jnp.asarray(1 << 40)
+        ((first, second), _) = there(number, integer)
+    assert (float(first), int(second)) == (0.1, 1 << 40)
+    assert first.weak_type
+    assert second.weak_type
+
+
+def test_typed_keys_arrive() -> None:
+    """Ready to draw with."""
+    key = jax.random.key(5, impl="rbg")
+    ((arrived,), _) = there(key)
+    assert arrived.dtype == key.dtype
+    np.testing.assert_array_equal(jax.random.bits(arrived, (3,)), jax.random.bits(key, (3,)))
+
+
+def test_named_tuples_of_local_classes_arrive() -> None:
+    """Their class travels along."""
+    ((point,), _) = there(Point(np.ones(2), 1.0))
+    assert type(point).__name__ == "Point"
+    assert (point.x.tolist(), point.y) == ([1, 1], 1.0)
+
+
+def named(module: str, name: str, *names: str) -> bytes:
+    """The skeleton of a call with one named tuple."""
+    children = b"N" * len(names)
+    node = b"U" + dump_literal((module, name)) + dump_literal(names) + children
+    return b"T" + COUNT.pack(2) + b"T" + COUNT.pack(1) + node + b"D" + COUNT.pack(0)
+
+
+def test_named_tuples_of_installed_classes_are_found_by_name() -> None:
+    """Imported when they are not loaded."""
+    fields = ("time", "priority", "sequence", "action", "argument", "kwargs")
+    ((event,), _) = read_arguments(parse_arguments(named("sched", "Event", *fields)), b"", [])
+    import sched
+
+    assert type(event) is sched.Event
+
+
+def test_a_named_tuple_that_is_not_here_is_refused() -> None:
+    """The message says what to install."""
+    with pytest.raises(ProtocolError, match=r"flux\.State.*Install its package"):
+        parse_arguments(named("flux", "State", "a"))
+    with pytest.raises(ProtocolError, match=r"sched\.Nothing"):
+        parse_arguments(named("sched", "Nothing", "a"))
+
+
+def test_a_named_tuple_with_other_fields_is_refused() -> None:
+    """The two ends have different versions of its package."""
+    with pytest.raises(ProtocolError, match="other fields"):
+        parse_arguments(named("sched", "Event", "time"))
+
+
+@pytest.mark.parametrize("skeleton", [b"", b"garbage", b"T\xff\xff\xff\xff", b"\x00"])
+def test_what_is_no_skeleton_is_refused(skeleton: bytes) -> None:
+    """With an error of our own."""
+    with pytest.raises(ProtocolError):
+        parse_arguments(skeleton)
+
+
+def test_data_that_does_not_fit_its_skeleton_is_refused() -> None:
+    """Nothing is read beyond its end."""
+    arrays = (np.ones(3, np.float32), np.ones(5_000, np.float32))
+    skeleton, blob, (buffer,) = encode(arrays)
+    layout = parse_arguments(skeleton)
+    for wrong in ((blob[:-1], [buffer]), (blob, []), (blob, [buffer[:-4]])):
+        with pytest.raises(ProtocolError, match=r"fit|size"):
+            read_arguments(layout, *wrong)
+
+
+def test_jax_takes_a_large_received_array_without_a_copy() -> None:
+    """The program reads the memory into which the socket was read."""
+    ours, theirs = (BulkChannel(BulkStream(sock)) for sock in socket.socketpair())
+    skeleton, blob, buffers = encode((np.ones(1 << 14, np.float32),))
+    theirs.send(b"a call", buffers)
+    frame = ours.recv()
+    ((array,), _) = read_arguments(parse_arguments(skeleton), blob, frame.buffers)
+    assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
+    for channel in (ours, theirs):
+        channel.close()

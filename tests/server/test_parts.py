@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import jaxd
+from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
+from jaxd_protocol.tokens import write_token_file
+from tests.server.in_process import Shop
+
+
+def test_a_fresh_worker_holds_nothing(shop: Shop) -> None:
+    """Every figure is there from the start."""
+    status = shop.parts.status()
+    assert status.pop("idle_s") >= 0
+    assert status.pop("running") == []
+    assert set(status.values()) == {0}
+    assert {"executables", "functions", "connections", "sessions", "running_calls"} <= set(status)
+
+
+def test_the_status_follows_what_is_done(shop: Shop) -> None:
+    """Functions, executables, bytes and connections."""
+    client = shop.client()
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    double(1)
+    status = shop.parts.status()
+    assert (status["functions"], status["executables"], status["connections"]) == (1, 2, 1)
+    assert status["bytes_received"] > 0
+    assert status["bytes_sent"] > 0
+
+
+def test_versions_and_devices_are_known(shop: Shop) -> None:
+    """As the packages and jax say."""
+    assert shop.parts.versions == {
+        name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")
+    }
+    assert all(":" in device for device in shop.parts.devices())
+
+
+def test_the_token_guards_tcp_and_not_the_unix_socket(
+    runtime: Path, open_shop: Callable[..., Shop]
+) -> None:
+    """Whose directory is the lock."""
+    path = str(runtime / "token")
+    token = write_token_file(path)
+    shop = open_shop(token_file=path)
+    for address, given in ((shop.unix, None), (shop.tcp, token)):
+        with jaxd.connect(address, token=given) as client:
+            assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed):
+        jaxd.connect(shop.tcp, token="wrong").statistics()
+
+
+def test_a_token_file_that_cannot_be_read_ends_the_start(
+    runtime: Path, open_shop: Callable[..., Shop]
+) -> None:
+    """Rather than leaving the door open."""
+    with pytest.raises(ConfigurationError, match="jaxd token"):
+        open_shop(token_file=str(runtime / "missing"))
+
+
+def test_options_reach_the_parts(open_shop: Callable[..., Shop]) -> None:
+    """The limits that the server was given are those that it keeps."""
+    shop = open_shop(slots=3, budget_bytes=1 << 20, max_result_bytes=1 << 10, threads=2)
+    workshop = shop.parts._workshop
+    assert (workshop.slots, workshop.budget.limit) == (3, 1 << 20)
+    assert workshop.max_result_bytes == 1 << 10

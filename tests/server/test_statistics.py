@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from jaxd_server.statistics import Counters
+from tests.server.staging import at_once
+
+
+def test_a_new_server_has_counted_nothing() -> None:
+    """Every counter is there from the start."""
+    snapshot = Counters().snapshot()
+    assert snapshot.pop("uptime_s") >= 0
+    assert {"calls", "traces", "compiles", "executable_hits", "executable_loads"} <= set(snapshot)
+    assert set(snapshot.values()) == {0}
+
+
+def test_counters_add_up() -> None:
+    """Several in one step, fractions too."""
+    counters = Counters()
+    counters.add(calls=1, traces=2)
+    counters.add(calls=1, build_s=0.5)
+    snapshot = counters.snapshot()
+    assert (snapshot["calls"], snapshot["traces"], snapshot["build_s"]) == (2, 2, 0.5)
+
+
+def test_a_hit_is_a_call_too() -> None:
+    """The warm path counts both at once."""
+    counters = Counters()
+    counters.hit()
+    snapshot = counters.snapshot()
+    assert (snapshot["calls"], snapshot["executable_hits"]) == (1, 1)
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    """Whoever counts at the same moment is counted."""
+    counters = Counters()
+
+    def count(_: int) -> None:
+        for _ in range(1_000):
+            counters.hit()
+            counters.add(calls=1)
+
+    at_once(8, count)
+    assert counters.snapshot()["calls"] == 16_000
+
+
+def test_a_snapshot_does_not_change() -> None:
+    """It is what was true when it was taken."""
+    counters = Counters()
+    before = counters.snapshot()
+    counters.hit()
+    assert before["calls"] == 0
+
+
+def test_counting_ends_idleness() -> None:
+    """Time is counted from the last activity."""
+    counters = Counters()
+    counters._last_activity -= 100.0
+    assert counters.idle_s >= 100.0
+    counters.hit()
+    assert counters.idle_s < 100.0
