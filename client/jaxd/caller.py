@@ -92,7 +92,7 @@ class Caller:
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
-            connection.shut()
+            connection.retire()
 
     def encode(
         self,

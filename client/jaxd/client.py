@@ -65,7 +65,10 @@ class Client:
         return {**server, "address": str(self.caller.address), "session": self.caller.session}
 
     def close(self) -> None:
-        """Ends the connection. The client may be used again: it then connects anew."""
+        """Ends the connection; calls that are open fail with `Cancelled`.
+
+        The client may be used again: it then connects anew.
+        """
         self.caller.close()
 
     def __enter__(self) -> Self:

@@ -18,8 +18,9 @@ from rpyc.core.service import VoidService
 from jaxd.attendant import Attendant
 from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.errors import Cancelled, ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+from jaxd_protocol.wire.patience import Patience
 
 __all__ = ["ClientConnection"]
 
@@ -43,6 +44,7 @@ class ClientConnection(BulkConnection):
         self._reading = False  # whether some thread is in charge of reading
         self._unattended = 0  # requests whose reply nobody waits for
         self._attendant = Attendant(self)
+        self._patience = Patience(stream.readiness())
         forget_after_fork(self)
 
     @property
@@ -162,6 +164,8 @@ class ClientConnection(BulkConnection):
             while not enough():
                 if deadline is not None and not self._channel.poll(_left(deadline)):
                     return
+                if not reader.has_input():
+                    self._patience.wait()
                 self.dispatch(reader.peek())
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
@@ -225,6 +229,14 @@ class ClientConnection(BulkConnection):
         super().shut()
         self._attendant.dismiss()
 
+    def retire(self) -> None:
+        """Ends the connection on purpose: open requests fail, and nobody repeats them."""
+        error = Cancelled(
+            "the client was closed while the call was open. Keep it open until the result is here."
+        )
+        self._finish_all(error)
+        self.shut()
+
     def expire(self, number: int, error: Exception) -> None:
         """Ends a submitted request with `error`; its reply is dropped when it comes."""
         with self._lock:
@@ -259,6 +271,9 @@ class ClientConnection(BulkConnection):
     def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
         self.shut()
         error.__cause__ = cause
+        self._finish_all(error)
+
+    def _finish_all(self, error: Exception) -> None:
         for seq, pending in list(self._pending.items()):
             pending.error = error
             self._finish(seq, pending)

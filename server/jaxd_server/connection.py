@@ -23,6 +23,7 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+from jaxd_protocol.wire.patience import Patience
 from jaxd_server.budget import Budget, Share
 from jaxd_server.executables import Plan
 from jaxd_server.logs import log_event
@@ -77,6 +78,7 @@ class ServerConnection(BulkConnection):
         super().__init__(root, channel, {})
         self._questions: dict[int, Future[tuple[Value, Frame]]] = {}
         self._ended = threading.Event()
+        self._patience = Patience(stream.readiness())
         self._readership = Readership(self._read_one, self._on_end)
 
     def serve(self) -> None:
@@ -138,6 +140,8 @@ class ServerConnection(BulkConnection):
             self._workshop.sentry.rouse()
             self._answer(seq, call, plan, nbytes)
             self._readership.end_inline(turn)
+            if not self._channel.reader.has_input():
+                self._patience.wait()
         else:
             self._workshop.runners.submit(self._answer, seq, call, plan, nbytes)
 

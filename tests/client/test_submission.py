@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.errors import DeadlineExceeded, LimitExceeded
+from jaxd.errors import Cancelled, DeadlineExceeded, LimitExceeded
 from tests.end_to_end.gates import Gate, stop_at
 from tests.live_server import LiveServer
 
@@ -74,3 +74,14 @@ def test_a_cancelled_future_stays_cancelled(client: Client, gate: Gate) -> None:
         assert future.cancel()
     assert float(client.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     assert future.cancelled()
+
+
+def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate: Gate) -> None:
+    """They fail, and are not repeated over a new connection."""
+    client = connect(live.unix)
+    future = client.persistent_call(stop_at(gate.path)).submit(1.0)
+    with gate.reached():
+        client.close()
+        with pytest.raises(Cancelled, match="closed"):
+            future.result()
+    assert not client.caller.connected

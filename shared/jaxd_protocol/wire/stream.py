@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -63,6 +65,14 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             self._poll = select.poll()
             self._poll.register(self.sock, select.POLLIN)
         return bool(self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
+
+    def readiness(self) -> Callable[[], object]:
+        """A quick question, true when bytes (or the end) are there now."""
+        if not hasattr(select, "poll"):
+            return lambda: self.wait_readable(0)
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return partial(poll.poll, 0)
 
     def receive_into(self, views: list[memoryview], received: list[int]) -> None:
         """Receives once; the count is appended to `received` before any signal can be handled.
