@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
 from jaxd.progress import Progress
-from jaxd.results import ResultReader, ResultsAs
+from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED, MAY_REPEAT
@@ -68,8 +68,6 @@ class Caller:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
-        self._classes: dict[tuple[str, str], type] = {}
-        self._reader = ResultReader(self._classes)
         self.progress = Progress()
         self.after_fork()
         forget_after_fork(self)
@@ -109,8 +107,10 @@ class Caller:
         """
         if spec.key not in self._specs:
             self._specs[spec.key] = spec
-            self._classes.update(spec.identity.classes)
-        encoded = encode_arguments(args, kwargs, spec.identity.statics, self._classes)
+        classes: dict[tuple[str, str], type] = {}
+        encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
+        if classes:
+            spec.identity.reader.learn(classes)
         return Encoded(spec, *encoded, timeout_s, results)
 
     def call(self, call: Encoded) -> Any:
@@ -160,18 +160,25 @@ class Caller:
         """
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
-        return self._reader.read(value[1], value[2], buffers, call.results)
+        reader = call.spec.identity.reader
+        return reader.read(value[1], value[2], buffers, call.results)
 
     # the connection ---------------------------------------------------------------------------
 
-    def connection(self) -> ClientConnection:
+    def connection(self, fresh: bool = False) -> ClientConnection:
         """The open connection; made, or made anew, when there is none.
+
+        Args:
+            fresh: look first whether the server has ended it while it was idle; for what cannot
+                be sent twice.
 
         Raises:
             NoServer: when no server can be found, started or reached.
             AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
         """
         connection = self._connection
+        if fresh and connection is not None:
+            connection.check()
         if connection is not None and connection.alive:
             return connection
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jaxd.results import ResultReader
 from jaxd_protocol.calls import Options, fingerprint_of, function_key
 from jaxd_protocol.packing import pack
 from jaxd_protocol.statics import Statics, statics_of
@@ -41,7 +42,7 @@ class Identity:
         name: what people call it.
         code: the packed function.
         fingerprint: sixteen bytes that stand for it.
-        classes: `(module, qualified name)` to class, of those met while packing.
+        reader: rebuilds its results, as instances of the classes that were met while packing.
         statics: its static arguments.
 
     Raises:
@@ -52,5 +53,5 @@ class Identity:
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.code = pack(function, f"function {self.name!r}")
         self.fingerprint = fingerprint_of(self.code)
-        self.classes = self.code.classes
+        self.reader = ResultReader(self.code.classes)
         self.statics: Statics = statics_of(function, options)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import lru_cache
 from typing import Any, Final
 
 from jaxd_protocol.calls import CONFIG_DEFAULTS
-from jaxd_protocol.errors import TracerError
+from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.trees import TreeEncoder
 
-__all__ = ["current_config", "encode_jax", "loaded_jax", "to_jax", "to_jax_keys", "weak_array"]
+__all__ = [
+    "current_config",
+    "encode_jax",
+    "loaded_jax",
+    "require_jax",
+    "to_jax",
+    "to_jax_keys",
+    "weak_array",
+]
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
 
@@ -20,6 +29,22 @@ def loaded_jax() -> Any:
     """The jax module when this process has imported it completely, else None."""
     jax = sys.modules.get("jax")
     return jax if jax is not None and hasattr(jax, "Array") and hasattr(jax, "random") else None
+
+
+def require_jax() -> None:
+    """Imports jax for a caller who asked for jax arrays.
+
+    Raises:
+        ConfigurationError: when it is not installed.
+    """
+    if loaded_jax() is None:
+        try:
+            importlib.import_module("jax")
+        except ImportError as error:
+            raise ConfigurationError(
+                "results='jax' needs jax in this process. Run: pip install 'jaxd[server]', or "
+                "ask for results='numpy'."
+            ) from error
 
 
 def current_config() -> dict[str, Any]:

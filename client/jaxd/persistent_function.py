@@ -10,9 +10,11 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from jaxd.caller import Caller
+from jaxd.forking import forget_after_fork
 from jaxd.jax_side import current_config
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options, normal_config
+from jaxd_protocol.nested import plain
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,6 +59,11 @@ class PersistentFunction(Generic[P, R]):
         self._identity: Identity | None = None
         self._specs: dict[Any, Spec] = {}
         self._inline: Callable[..., Any] | None = None
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been packing."""
         self._lock = threading.Lock()  # guards packing
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,7 +76,7 @@ class PersistentFunction(Generic[P, R]):
         caller = self._find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        spec = self._spec()
+        spec = self._spec(self._current_config())
         call = caller.encode(spec, args, kwargs, self._timeout_s, self._results)
         return caller.call(call)  # type: ignore[no-any-return]
 
@@ -81,18 +88,24 @@ class PersistentFunction(Generic[P, R]):
         caller = self._find_caller()
         if caller is None:
             return _finished(lambda: self._call_inline(*args, **kwargs))
-        spec = self._spec()
-        return caller.submit(caller.encode(spec, args, kwargs, self._timeout_s, self._results))
+        return self._submit(caller, self._current_config(), args, kwargs)
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Awaits a call; the event loop runs on meanwhile."""
+        """Awaits a call; the event loop runs on meanwhile.
+
+        Arguments may be overwritten when it has returned.
+        """
         import asyncio
 
         caller = self._find_caller()
-        if caller is not None:
-            # finding or starting a server blocks; it has no place in the event loop
-            await asyncio.get_running_loop().run_in_executor(None, caller.connection)
-        return await asyncio.wrap_future(self.submit(*args, **kwargs))
+        if caller is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        # Finding a server, packing and sending block: they have no place in the event loop. But
+        # jax's settings are those of this thread.
+        config = self._current_config()
+        loop = asyncio.get_running_loop()
+        future = await loop.run_in_executor(None, self._submit, caller, config, args, kwargs)
+        return await asyncio.wrap_future(future)
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
         """Results for each item (or each tuple of items), in order, with many calls in flight.
@@ -121,7 +134,7 @@ class PersistentFunction(Generic[P, R]):
         Raises:
             PackingError: when it reaches something that cannot travel.
         """
-        return self._spec().identity.fingerprint.hex()
+        return self._spec(self._current_config()).identity.fingerprint.hex()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
@@ -132,20 +145,34 @@ class PersistentFunction(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         """On the way to a server it is the function itself."""
-        return _plain, (self.__wrapped__,)
+        return plain, (self.__wrapped__,)
 
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
         if self._inline is None:
             from jaxd.inline import inline_function
 
-            self._inline = inline_function(self.__wrapped__, self._options)
+            self._inline = inline_function(
+                self.__wrapped__, self._options, self._config, self._results
+            )
         return self._inline(*args, **kwargs)
 
-    def _spec(self) -> Spec:
-        """The function under the configuration of this moment and thread."""
+    def _submit(
+        self,
+        caller: Caller,
+        config: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Future[R]:
+        spec = self._spec(config)
+        return caller.submit(caller.encode(spec, args, kwargs, self._timeout_s, self._results))
+
+    def _current_config(self) -> Mapping[str, Any]:
+        """The configuration of this moment and thread, with what the function says of it."""
         config = current_config()
-        if self._config:
-            config = {**config, **self._config}
+        return {**config, **self._config} if self._config else config
+
+    def _spec(self, config: Mapping[str, Any]) -> Spec:
+        """The function under a configuration."""
         name = tuple(config.values())
         spec = self._specs.get(name)
         return spec if spec is not None else self._make_spec(name, config)
@@ -158,10 +185,6 @@ class PersistentFunction(Generic[P, R]):
                 self._identity = Identity(self.__wrapped__, self._options)
             options = self._options._replace(config=normal_config(config))
             return self._specs.setdefault(name, Spec(self._identity, options))
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 def _finished(call: Callable[[], R]) -> Future[R]:

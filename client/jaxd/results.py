@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
+from jaxd.jax_side import loaded_jax, require_jax, to_jax, to_jax_keys
 from jaxd.lazy import LazyArray
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.trees import Layout, Leaf, Place, numpy_leaf, parse_skeleton
@@ -41,13 +41,22 @@ class PRNGKeys:
 class ResultReader:
     """Rebuilds results as trees of this process's own classes.
 
+    One for each function: two functions may know different classes by the same name.
+
     Args:
-        classes: the classes that were met when functions and arguments were packed.
+        classes: the classes that were met when the function was packed.
     """
 
     def __init__(self, classes: Classes) -> None:
-        self._classes = classes
+        self._classes = dict(classes)
         self._layouts: dict[bytes, Layout] = {}
+
+    def learn(self, classes: Classes) -> None:
+        """Adds the classes that were met when arguments of a call were packed."""
+        for name, cls in classes.items():
+            if self._classes.get(name) is not cls:
+                self._classes[name] = cls
+                self._layouts.clear()  # they may hold the class that had this name before
 
     def read(
         self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
@@ -90,7 +99,7 @@ def _loaded(module: str, name: str) -> Any:
     """A class of a module that is already loaded; nothing is imported for the server."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's own code
     return found
 
 
@@ -104,7 +113,10 @@ Read = Callable[[Leaf, Place, bytes, Sequence[memoryview]], Any]
 
 
 def _reader(results: ResultsAs) -> Read:
-    if results == "jax" or (results == "auto" and loaded_jax() is not None):
+    if results == "jax":
+        require_jax()
+        return _read_jax
+    if results == "auto" and loaded_jax() is not None:
         return _read_jax
     if results == "numpy" or "numpy" in sys.modules:
         return _read_numpy

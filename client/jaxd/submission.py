@@ -43,7 +43,7 @@ class Submission:
         Raises:
             JaxdError: when it cannot be sent.
         """
-        connection = self._caller.connection()
+        connection = self._caller.connection(fresh=bool(self._call.buffers))
         window = self._caller.window
         assert window is not None
         number = connection.number()

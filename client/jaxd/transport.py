@@ -42,6 +42,9 @@ class ClientConnection(BulkConnection):
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
         self._reading = False  # whether some thread is in charge of reading
+        self._leader: int | None = None  # the thread that reads
+        self._turn = 0  # grows when a thread gives the reading up before it is done
+        self._dispatching = False
         self._unattended = 0  # requests whose reply nobody waits for
         self._attendant = Attendant(self)
         self._patience = Patience(stream.readiness())
@@ -51,6 +54,11 @@ class ClientConnection(BulkConnection):
     def alive(self) -> bool:
         """Whether requests can still be made."""
         return not self._closed
+
+    def check(self) -> None:
+        """Notices that the server has ended an idle connection, which nobody reads."""
+        if not self._pending and not self._closed and self._channel.stream.has_ended():
+            self.shut()
 
     def number(self) -> int:
         """A number for the next request, which names it in events as well."""
@@ -133,6 +141,7 @@ class ClientConnection(BulkConnection):
     # reading ----------------------------------------------------------------------------------
 
     def _wait(self, pending: Pending, deadline: float | None) -> None:
+        self._step_down()
         while not pending.done:
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceeded(
@@ -150,34 +159,63 @@ class ClientConnection(BulkConnection):
                         leading = True  # first, so that an interrupt in between is made good
                         self._reading = True
                 if leading:
-                    self._read_until(lambda: pending.done, deadline)
+                    leading = self._read_until(lambda: pending.done, deadline)
                 elif gate is not None and not pending.done:
                     gate.acquire(timeout=-1 if deadline is None else _left(deadline))
             finally:
                 pending.gate = None
                 self._hand_on(leading)
 
-    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> None:
-        """Reads and dispatches for everybody; the connection's end is dispatched as well."""
+    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Reads and dispatches for everybody; the connection's end is dispatched as well.
+
+        Returns:
+            Whether this thread is still in charge of reading; see `_step_down`.
+        """
         reader = self._channel.reader
+        me = self._leader = threading.get_ident()
+        turn = self._turn
         try:
             while not enough():
                 if deadline is not None and not self._channel.poll(_left(deadline)):
-                    return
+                    break
                 if not reader.has_input():
                     self._patience.wait()
-                self.dispatch(reader.peek())
+                frame = reader.peek()
+                try:
+                    self._dispatching = True
+                    self.dispatch(frame)
+                finally:
+                    self._dispatching = False
+                if turn != self._turn:
+                    return False
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
             self._fail_all(error)
         except (EOFError, OSError) as error:
             self._fail_all(ConnectionLost(_LOST), error)
+        return self._leader == me and turn == self._turn
+
+    def _step_down(self) -> None:
+        """Gives the reading up where this very thread has it and is about to wait for a reply.
+
+        It has when a future's callback makes a call of its own, and when an interrupt came just
+        before it could hand on.
+        """
+        if not self._reading or self._leader != threading.get_ident():
+            return
+        with self._lock:
+            if self._dispatching:
+                self._channel.reader.advance()  # the callback belongs to that message
+            self._turn += 1
+            self._reading = False
 
     def _hand_on(self, leading: bool) -> None:
         """Somebody else becomes the reader, if there is anybody and nobody reads already."""
         with self._lock:
             if leading:
                 self._reading = False
+                self._leader = None
             elif self._reading:
                 return
             if not self._pending:
@@ -201,13 +239,15 @@ class ClientConnection(BulkConnection):
             if self._reading:
                 return  # that reader will hand on
             self._reading = True
+        leading = True
         try:
-            self._read_until(lambda: not self._unattended)
+            leading = self._read_until(lambda: not self._unattended)
         finally:
-            self._hand_on(True)
+            self._hand_on(leading)
 
     def _give_up(self, seq: int, pending: Pending) -> None:
         """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
+        self._step_down()
         with self._lock:
             if self._closed or self._pending.get(seq) is not pending:
                 self._pending.pop(seq, None)

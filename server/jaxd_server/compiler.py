@@ -16,8 +16,9 @@ from typing import Any
 import jax
 from jax import monitoring
 
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.functions import Function
-from jaxd_server.jax_config import configured
+from jaxd_server.jax_config import configured, restore_defaults
 from jaxd_server.progress import Emit, current_build, watch_build
 from jaxd_server.statistics import Counters
 
@@ -97,18 +98,31 @@ class Compiler:
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
-        with self._room, watch_build(), configured(function.options.config):
+        with self._room, watch_build():
             started = time.monotonic()
-            jitted = jax.jit(self._private(function.function), **function.options.jit_arguments())
-            emit("stage", {"stage": "trace", "function": function.name})
-            lowered = jitted.lower(*args, **kwargs)
-            emit("stage", {"stage": "compile", "function": function.name})
-            lowered.compile()
+            try:
+                with configured(function.options.config):
+                    jitted = self._compiled(function, args, kwargs, emit)
+            finally:
+                changed = restore_defaults()
+            if changed:
+                raise _changed_settings(function.name, changed)
             executable = Executable(function.name, jitted, function.options.config)
             executable.build_s = time.monotonic() - started
         self._counters.add(build_s=executable.build_s)
         emit("stage", {"stage": "run", "function": function.name})
         return executable
+
+    def _compiled(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], emit: Emit
+    ) -> Any:
+        """A jitted function that has been compiled for these arguments."""
+        jitted = jax.jit(self._private(function.function), **function.options.jit_arguments())
+        emit("stage", {"stage": "trace", "function": function.name})
+        lowered = jitted.lower(*args, **kwargs)
+        emit("stage", {"stage": "compile", "function": function.name})
+        lowered.compile()
+        return jitted
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -120,3 +134,11 @@ class Compiler:
             return function(*args, **kwargs)
 
         return private
+
+
+def _changed_settings(name: str, changed: list[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} changed {', '.join(changed)} for the whole server while it was traced; that was "
+        "undone. Give the function its settings instead: "
+        f"persistent_call(config={{{changed[0]!r}: …}}), or use jax's context managers inside it."
+    )

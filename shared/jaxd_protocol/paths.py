@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["LocalServerFiles", "environment_digest", "private_directory", "runtime_dir"]
+__all__ = [
+    "LocalServerFiles",
+    "environment_digest",
+    "private_directory",
+    "prove_private",
+    "runtime_dir",
+]
 
 
 def runtime_dir() -> str:
@@ -107,21 +113,40 @@ def private_directory(path: str) -> str:
     """Makes `path` (and its parent) with mode 0700 and proves that it is ours alone.
 
     Raises:
-        ConfigurationError: when it belongs to another user or others may enter it: an
-            unauthenticated connection is code execution, so the directory is the lock.
+        ConfigurationError: when it cannot be made, or as `prove_private`.
     """
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         os.makedirs(path, mode=0o700, exist_ok=True)
-        status = os.lstat(path)
     except OSError as error:
         raise ConfigurationError(
             f"cannot make the directory {path}: {error.strerror}. Free some room or set "
             "XDG_RUNTIME_DIR to a directory that you own."
         ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != _uid() or status.st_mode & 0o077:
-        raise ConfigurationError(
-            f"{path} must be a directory of yours that nobody else can enter. "
-            f"Run: chmod 700 {path}   (or set XDG_RUNTIME_DIR to another directory)."
-        )
+    prove_private(path)
     return path
+
+
+def prove_private(path: str) -> None:
+    """Returns when a directory is ours alone, and so is `runtime_dir` where that is its parent.
+
+    Raises:
+        ConfigurationError: when one of them is missing, belongs to another user, or others may
+            enter it. An unauthenticated connection is code execution one way and all of a
+            client's data the other: the directory is the lock.
+    """
+    parent = os.path.dirname(path)
+    for directory in (parent, path) if parent == runtime_dir() else (path,):
+        try:
+            status = os.lstat(directory)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot look at {directory}: {error.strerror}. Set XDG_RUNTIME_DIR to a "
+                "directory that you own."
+            ) from error
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _uid()
+        if not ours or status.st_mode & 0o077:
+            raise ConfigurationError(
+                f"{directory} must be a directory of yours that nobody else can enter. "
+                f"Run: chmod 700 {directory}   (or set XDG_RUNTIME_DIR to another directory)."
+            )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +90,50 @@ def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate:
         with pytest.raises(Cancelled, match="closed"):
             future.result()
     assert not client.caller.connected
+
+
+def test_a_callback_may_make_calls(client: Client) -> None:
+    """It runs in the thread that reads, which reads on for it."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    answers: queue.SimpleQueue[float] = queue.SimpleQueue()
+    futures = [double.submit(float(i)) for i in range(4)]
+    for future in futures:
+        future.add_done_callback(lambda done: answers.put(float(double(float(done.result())))))
+    assert sorted(answers.get(timeout=20) for _ in futures) == [0.0, 4.0, 8.0, 12.0]
+    assert float(double(21.0)) == 42.0
+
+
+def test_a_large_call_after_the_worker_was_replaced_is_just_made(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Nothing was in flight, so nothing was lost."""
+    server = start_live()
+    with connect(server.unix) as client:
+        total = client.persistent_call(lambda x: x.sum())
+        x = np.ones(1 << 18, np.float32)
+        assert float(total.submit(x).result()) == 1 << 18
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        server.wait_for("worker_ready", count=2)
+        assert float(total.submit(x).result()) == 1 << 18
+
+
+def test_an_interrupt_before_the_reading_is_handed_on_costs_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that was interrupted notices, and others can read."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    connection = client.caller.connection()
+    hand_on = connection._hand_on
+
+    def interrupted(leading: bool) -> None:
+        monkeypatch.setattr(connection, "_hand_on", hand_on)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_hand_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        double(2.0)
+    with ThreadPoolExecutor(1) as other:
+        assert float(other.submit(double, 3.0).result(20)) == 6.0
+    assert float(double(4.0)) == 8.0

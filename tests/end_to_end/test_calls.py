@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
+from jaxd.errors import ConfigurationError
 from tests.live_server import LiveServer
 
 
@@ -221,3 +222,43 @@ print(persistent_call(lambda x: x * 2)(np.ones(3)).dtype)
 """
     assert server.run(program).stdout == "float32\n"
     assert server.run(program, JAX_ENABLE_X64="1").stdout == "float64\n"
+
+
+def test_two_functions_may_have_classes_of_one_name(client: Client) -> None:
+    """Each gets results of its own, also when both look alike from outside."""
+    import jax
+
+    def make(scale: float) -> tuple[Any, Any]:
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass
+        class Scaled:
+            value: Any
+
+            def show(self) -> float:
+                return float(self.value) * scale
+
+        return Scaled, client.persistent_call(lambda x: Scaled(x))  # noqa: PLW0108  a function
+
+    (first, f), (second, g) = make(2.0), make(3.0)
+    for _ in range(2):
+        assert type(f(1.0)) is first
+        assert type(g(1.0)) is second
+    assert (f(1.0).show(), g(1.0).show()) == (2.0, 3.0)
+
+
+def test_a_function_that_changes_jaxs_settings_fails_by_name_and_nobody_else_does(
+    client: Client,
+) -> None:
+    """What it changed is undone at once."""
+
+    @client.persistent_call
+    def careless(x: Any) -> Any:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        return x * 2
+
+    with pytest.raises(ConfigurationError, match=r"careless.* changed jax_enable_x64"):
+        careless(1.0)
+    plain = client.persistent_call(lambda x: x * 2, extra_key="after careless", results="numpy")
+    assert plain(np.ones(3)).dtype == np.float32

@@ -66,6 +66,18 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             self._poll.register(self.sock, select.POLLIN)
         return bool(self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
+    def has_ended(self) -> bool:
+        """Whether the peer has closed the connection, as far as it is known now."""
+        flags = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
+        if self.closed or not hasattr(socket, "MSG_DONTWAIT"):
+            return bool(self.closed)
+        try:
+            return not self.sock.recv(1, flags)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def readiness(self) -> Callable[[], object]:
         """A quick question, true when bytes (or the end) are there now."""
         if not hasattr(select, "poll"):

@@ -57,7 +57,8 @@ class FrameWriter:
             return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
-            raise LimitExceeded(too_large(total, min(MAX_BODY_BYTES, self.max_frame_bytes)))
+            limit = self.max_frame_bytes if total > self.max_frame_bytes else MAX_BODY_BYTES
+            raise LimitExceeded(too_large(total, limit))
         if len(buffers) > MAX_BUFFERS:
             raise LimitExceeded(too_many(len(buffers)))
         return self._write([memoryview(part) for part in _parts(body, buffers) if len(part)])
