@@ -6,10 +6,10 @@ BENCH_ARGS ?=
 TEST_ARGS ?=
 DEMO_ARGS ?=
 
-# The first of these that is 3.11 or newer and can make a virtual environment. Asked by running it:
+# The first of these that is 3.11 to 3.13 and can make a virtual environment. Asked by running it:
 # a name on the PATH may be a shim for a version that is not installed.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
-  "$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+  "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
   && { echo "$$p"; break; }; done)
 
 bin := $(VENV)/bin
@@ -48,7 +48,7 @@ clean:
 
 $(VENV)/.made:
 	@test -n '$(PYTHON)' || { \
-	  echo 'make: no Python 3.11 or newer that can make a virtual environment was found.'; \
+	  echo 'make: no Python 3.11, 3.12 or 3.13 that can make a virtual environment was found.'; \
 	  echo 'On Debian or Ubuntu: apt-get install python3 python3-venv'; \
 	  echo 'Or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12'; exit 1; } >&2
 	@'$(PYTHON)' -m venv '$(VENV)'

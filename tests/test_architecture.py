@@ -70,6 +70,7 @@ NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "clo
 NO_MIRROR_UP_TO_LINES = 30
 # ... or stand here with the reason.
 TESTED_ELSEWHERE = {
+    "client/jaxd/__init__.py": "tests/test_architecture.py looks at every public name",
     "client/jaxd/demo/digits.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
