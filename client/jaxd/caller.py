@@ -133,10 +133,13 @@ class Caller:
     def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
         connection = self.connection()
         number = connection.number()
+        ready = False
         try:
-            return connection.request("call", call.message, call.buffers, deadline, number)
+            value, frame = connection.request("call", call.message, call.buffers, deadline, number)
+            ready = value[0] != FAILED
+            return value, frame
         finally:
-            self.progress.finish(connection, number)
+            self.progress.finish(connection, number, ready=ready)
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.

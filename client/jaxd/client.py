@@ -12,6 +12,7 @@ from jaxd.decorator import CallOptions, persistent_call
 from jaxd.persistent_function import PersistentFunction
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import NoServer
 
 __all__ = ["Client", "connect", "statistics"]
 
@@ -108,10 +109,10 @@ def connect(
         The client; use it as a context manager or call its `close`.
 
     Raises:
-        NoServer: when none is there, or none could be started.
+        NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
         AuthenticationFailed, VersionMismatch: when the handshake fails.
     """
-    client = Client(Caller(Settings.resolve(server, host, port, token)))
+    client = Client(Caller(_with_server(Settings.resolve(server, host, port, token))))
     client.caller.connection()
     return client
 
@@ -120,6 +121,14 @@ def statistics() -> Statistics:
     """The counters of the server that a persistent function would use.
 
     Raises:
-        NoServer: when none is there, or none could be started.
+        NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
     """
-    return Client(default_caller(Settings.resolve())).statistics()
+    return Client(default_caller(_with_server(Settings.resolve()))).statistics()
+
+
+def _with_server(settings: Settings) -> Settings:
+    if settings.inline:
+        raise NoServer(
+            "JAXD_INLINE=1 means that this process uses no server. Unset JAXD_INLINE to use one."
+        )
+    return settings

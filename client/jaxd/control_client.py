@@ -70,7 +70,8 @@ def _exchange(
             line = replies.readline()
     except TimeoutError as error:
         raise ConnectionLost(
-            f"the server's host holds {path} but does not reply. Look for the process with x"
+            f"the server's host holds {path} but does not reply. Find its process with "
+            f"`lsof {path}`, and end it with `kill` and its number."
         ) from error
     except ConnectionError:
         return None  # it went away as we asked

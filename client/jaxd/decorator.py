@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from jaxd.caller import Caller, HasCaller, default_caller
+from jaxd.option_values import check_option_values
 from jaxd.persistent_function import PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import Options, normal_config
+from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError
 
 __all__ = ["CallOptions", "persistent_call"]
@@ -30,7 +31,7 @@ class CallOptions(TypedDict, total=False):
         host: a TCP host instead of `server`; localhost when only `port` is given.
         port: a TCP port instead of `server`; 18861 when only `host` is given.
         token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
-        client: use this client's server; made by `jaxd.connect`.
+        client: use this client's server, instead of the four above; made by `jaxd.connect`.
         results: `"auto"` gives jax arrays in a process that has imported jax, numpy arrays in one
             that has imported numpy, else arrays that import numpy when touched; `"numpy"` and
             `"jax"` decide it.
@@ -94,15 +95,14 @@ def persistent_call(
             f"persistent_call has no option {unknown[0]!r}. Its options are: "
             f"{', '.join(CallOptions.__annotations__)}."
         )
+    check_option_values(options)  # an error here, not at the first call
     if function is None:
         return functools.partial(persistent_call, **options)
-    config = options.get("config") or {}
-    normal_config(config)  # an unknown setting is an error here, not at the first call
     return PersistentFunction(
         function,
         _jit_options(options),
         _find_caller(options),
-        config,
+        options.get("config") or {},
         options.get("results", "auto"),
         options.get("timeout_s"),
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
+
+from jaxd.forking import forget_after_fork
 
 __all__ = ["Progress"]
 
@@ -13,6 +16,10 @@ _QUIET_S = 1.0
 """Nothing is said of a call that is answered sooner."""
 
 _TICK_S = 0.25
+_TERMINAL_S = 0.1
+"""How long a call waits for its turn to write; after Ctrl-S nobody waits longer than this."""
+
+_MAX_FINISHED = 256
 _STAGES = {
     "queued": "waiting to compile",
     "trace": "tracing",
@@ -20,24 +27,35 @@ _STAGES = {
     "run": "running",
 }
 
+_Key = tuple[object, int]
+
 
 class Progress:
     """One line on stderr for the calls that take long; silent where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[object, int], _Watched] = {}
-        self._lock = threading.Lock()  # guards _calls and the terminal's line
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the calls of the parent, and its thread, as the child of a fork must."""
+        self._calls: dict[_Key, _Watched] = {}
+        self._finished: dict[_Key, None] = {}  # in order; their late events are ignored
+        self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
         self._ticker: threading.Thread | None = None
-        self._shown = 0  # width of what stands on the line now
+        self._shown = 0  # width of what stands on the line when all of _texts is written
+        self._texts: deque[str] = deque()  # not yet written
+        self._terminal = threading.Lock()  # held while writing, by one for all
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Notes that call `number` of a connection entered a stage."""
         if kind != "stage" or not _is_terminal():
             return
+        key = (connection, number)
         with self._lock:
-            call = self._calls.setdefault(
-                (connection, number), _Watched(str(content.get("function", "")))
-            )
+            if key in self._finished:
+                return
+            call = self._calls.setdefault(key, _Watched(str(content.get("function", ""))))
             call.stage = _STAGES.get(str(content.get("stage")), "working on")
             if self._ticker is None:
                 self._ticker = threading.Thread(
@@ -45,14 +63,27 @@ class Progress:
                 )
                 self._ticker.start()
 
-    def finish(self, connection: object, number: int) -> None:
-        """The call is over; a line that was shown says how long it took, and stays."""
-        if not self._calls or (connection, number) not in self._calls:  # the warm path ends here
+    def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
+        """The call is over for its caller; events that still come for it are ignored.
+
+        A line that was shown says how long the call took, and stays; it is wiped out when the
+        call has no result: not `ready`.
+        """
+        key = (connection, number)
+        if ready and key not in self._calls:  # the warm path ends here
             return
         with self._lock:
-            call = self._calls.pop((connection, number))
-            if call.shown:
-                self._write(f"jaxd: {call.function} was ready after {call.seconds:.1f} s\n")
+            self._remember(key)
+            call = self._calls.pop(key, None)
+            if call is not None and call.shown:
+                end = f"jaxd: {call.function} was ready after {call.seconds:.1f} s\n"
+                self._put(end if ready else "")
+        self._write()
+
+    def _remember(self, key: _Key) -> None:
+        self._finished[key] = None
+        if len(self._finished) > _MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
 
     def _tick(self) -> None:
         wait = threading.Event().wait
@@ -63,21 +94,31 @@ class Progress:
                     self._ticker = None
                     return
                 self._show(min(self._calls.values(), key=lambda call: call.started))
+            self._write()
 
     def _show(self, call: _Watched) -> None:
         if call.seconds >= _QUIET_S:
             call.shown = True
-            self._write(f"jaxd: {call.stage} {call.function} … {call.seconds:.0f} s")
+            self._put(f"jaxd: {call.stage} {call.function} … {call.seconds:.0f} s")
 
-    def _write(self, text: str) -> None:
-        blank = " " * max(0, self._shown - len(text))
-        self._shown = 0 if text.endswith("\n") else len(text)
-        line = f"\r{text.rstrip()}{blank}" + ("\n" if text.endswith("\n") else "")
-        try:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal is gone
-            return
+    def _put(self, text: str) -> None:
+        """Has `text` written over what stands on the line."""
+        line = text.rstrip("\n")
+        blank = " " * max(0, self._shown - len(line))
+        self._shown = 0 if text.endswith("\n") else len(line)
+        self._texts.append(f"\r{line}{blank}" + text[len(line) :] + ("" if text else "\r"))
+
+    def _write(self) -> None:
+        """Writes what is to be written, unless another thread is at it and will do so."""
+        while self._texts and self._terminal.acquire(timeout=_TERMINAL_S):
+            try:
+                while self._texts:
+                    sys.stderr.write(self._texts.popleft())
+                    sys.stderr.flush()
+            except (OSError, ValueError):  # the terminal is gone
+                self._texts.clear()
+            finally:
+                self._terminal.release()
 
 
 class _Watched:

@@ -65,7 +65,7 @@ class Settings:
             server=_address_of_arguments(server, host, port)
             or _address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
             or _address(file.get("server"), f"`server` in {config_file()}"),
-            token=token or environment.get("JAXD_TOKEN") or None,
+            token=token or environment.get("JAXD_TOKEN", "").strip() or None,
             token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
             autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
             inline=environment.get("JAXD_INLINE", "") not in {"", "0"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxd.caller import Caller, Encoded, lost_twice
 from jaxd.pending import Pending
+from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Submission:
         """Called by whoever reads; after an interrupt perhaps twice."""
         if self._flight != (connection, number):
             return None
-        self._caller.progress.finish(connection, number)
+        ready = pending.error is None and pending.value[0] != FAILED
+        self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._lost()
         try:

@@ -17,7 +17,7 @@ from jaxd.background import start_background
 from jaxd.control_client import ask, stop_and_wait
 from jaxd_protocol.control import somebody_answers
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.paths import LocalServerFiles, private_directory
 from tests.server.host_process import FAKE_HOST
 
 FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
@@ -66,7 +66,7 @@ def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> No
     program = f"""
 from jaxd.background import start_background
 from jaxd.control_client import ask
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.paths import LocalServerFiles, private_directory
 files = LocalServerFiles.of_this_environment()
 start_background(files, server_command={FAKE_SERVER!r})
 print(ask(files.control, {{"ask": "status"}})["host"]["pid"])
@@ -85,7 +85,7 @@ def test_a_server_that_ends_at_its_start_is_quoted(
     files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own words, none of an earlier server, and what to run next."""
-    Path(files.directory).mkdir(parents=True)
+    private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     Path(files.log).write_text("an earlier server wrote this\n")
     monkeypatch.setenv("FAKE_WORKER", "fail")
@@ -128,7 +128,7 @@ def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
 def test_a_long_log_is_put_aside(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of a server that is started every day does not fill the disk."""
     monkeypatch.setattr(background, "_KEPT_LOG_BYTES", 10)
-    Path(files.directory).mkdir(parents=True)
+    private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     Path(files.log).write_text("what an earlier server wrote\n")
     start_background(files, server_command=FAKE_SERVER)
@@ -152,7 +152,7 @@ def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.Monke
 
 def test_a_directory_that_is_not_private_is_refused(files: LocalServerFiles) -> None:
     """Nothing is written into it."""
-    Path(files.directory).mkdir(parents=True)
+    private_directory(files.directory)
     Path(files.directory).chmod(0o755)
     with pytest.raises(ConfigurationError, match="chmod 700"):
         start_background(files, server_command=FAKE_SERVER)

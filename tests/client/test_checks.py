@@ -15,7 +15,7 @@ from jaxd.checks import Check, all_checks
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import VersionMismatch
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.paths import LocalServerFiles, private_directory
 from jaxd_protocol.tokens import default_token_file, write_token_file
 from tests.server.host_process import HostProcess
 
@@ -28,7 +28,7 @@ Probe = Callable[[Address, Settings], dict[str, Any]]
 def files(runtime: Path) -> LocalServerFiles:
     """The files of the local server; their directory exists and is private."""
     files = LocalServerFiles.of_this_environment()
-    Path(files.directory).mkdir(parents=True)
+    private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     return files
 

@@ -56,7 +56,7 @@ def test_a_host_that_says_nothing_is_an_error(
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
-        with pytest.raises(ConnectionLost, match=f"{path} but does not reply"):
+        with pytest.raises(ConnectionLost, match=f"{path} but does not reply.*lsof {path}"):
             ask(path, {"ask": "status"})
 
 

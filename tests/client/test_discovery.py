@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -91,3 +92,12 @@ def test_importing_it_is_light(runtime: Path) -> None:
         [sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()
     assert loaded == []
+
+
+def test_a_socket_in_a_directory_that_others_can_enter_is_not_used(runtime: Path) -> None:
+    """Whoever made it could answer in the server's place, and would get all that is sent."""
+    directory = LocalServerFiles.of_this_environment().directory
+    os.makedirs(directory)
+    os.chmod(directory, 0o777)
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        find_server(Settings.resolve())

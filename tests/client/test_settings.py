@@ -116,3 +116,13 @@ def test_a_token_file_that_others_can_read_is_refused(runtime: Path) -> None:
 def test_a_token_is_not_shown() -> None:
     """Settings end up in logs and tracebacks."""
     assert "s3cret" not in repr(Settings(token="s3cret"))
+
+
+def test_white_space_around_the_token_is_not_part_of_it(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reads the variable in the same way."""
+    monkeypatch.setenv("JAXD_TOKEN", " secret\n")
+    assert Settings.resolve().token == "secret"
+    monkeypatch.setenv("JAXD_TOKEN", " \n")
+    assert Settings.resolve().token is None

@@ -1,9 +1,10 @@
-"""Places where a function on the server waits for the test, and tests that wait without sleeping."""
+"""Places where a function on the server waits for the test, and ways for a test to wait."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def stop_when_run(path: str) -> Callable[[Any], Any]:
                     gate.read()
             return value + 1
 
-        return jax.pure_callback(look, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return jax.pure_callback(look, jax.typeof(x), x)
 
     return stopping
 
@@ -68,7 +69,7 @@ def in_thread(function: Callable[..., R], *args: Any) -> Future[R]:
     def run() -> None:
         try:
             future.set_result(function(*args))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the future has it
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -76,9 +77,10 @@ def in_thread(function: Callable[..., R], *args: Any) -> Future[R]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Asks again and again; whatever never holds ends with the test's time limit."""
+    """Asks again and again, for half a minute at most."""
+    end = time.monotonic() + 30
     while not holds():
-        pass
+        assert time.monotonic() < end, "it never came true"
 
 
 def advice(error: BaseException | str) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 
 from jaxd.commands.places import add_server_option, control_of, named_or_local
 from jaxd.control_client import ask, stop_and_wait
 from jaxd.settings import Settings
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.control import somebody_answers
+from jaxd_protocol.errors import ConfigurationError
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
+_CONNECT_S = 5.0
 SUMMARY = "finish the running calls of a server, then end it"
 EXAMPLE = "jaxd stop --server unix:///run/jaxd/server.sock"
 
@@ -25,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Returns when the server is gone: 0, also when there was none.
 
     Raises:
-        ConfigurationError: when the server is on another machine.
+        ConfigurationError: when the server is on another machine, or its control socket elsewhere.
         ConnectionLost: when its host does not reply.
     """
     address = named_or_local(Settings.resolve(server=arguments.server))
@@ -34,9 +39,26 @@ def run(arguments: argparse.Namespace) -> int:
         _tell_of_running_calls(control)
     if stop_and_wait(control, now=arguments.now):
         print(f"stopped the server at {address}")
+    elif _answers(address):
+        raise ConfigurationError(
+            f"something listens at {address}, but its control socket is not at {control}: it was "
+            "started from another environment, by another user or with --control, or it is no "
+            "jaxd server. Run `jaxd stop` in the environment where it was started."
+        )
     else:
         print(f"no server runs at {address}")
     return 0
+
+
+def _answers(address: Address) -> bool:
+    """Whether anything listens there; it is not greeted, since it may be no server of ours."""
+    if address.kind == "unix":
+        return somebody_answers(address.path)
+    try:
+        socket.create_connection((address.host, address.port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _tell_of_running_calls(control: str) -> None:

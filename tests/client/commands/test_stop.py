@@ -1,14 +1,13 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from jaxd.cli import main
 from tests.server.host_process import HostProcess
-
-if TYPE_CHECKING:
-    import pytest
 
 StartHost = Callable[..., HostProcess]
 
@@ -53,3 +52,31 @@ def test_a_server_elsewhere_is_not_ours_to_stop(
     """The error says where to type it."""
     assert main(["stop", "--server", "tcp://gpu-host:1"]) == 1
     assert capsys.readouterr().err.endswith("Run the same command on gpu-host.\n")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_what_listens_without_its_control_socket_is_not_said_to_be_gone(
+    runtime: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have been started from another environment, or with --control."""
+    with socket.socket(socket.AF_INET if kind == "tcp" else socket.AF_UNIX) as listener:
+        listener.bind(("127.0.0.1", 0) if kind == "tcp" else str(runtime / "server.sock"))
+        listener.listen()
+        port = listener.getsockname()[1] if kind == "tcp" else 0
+        address = f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"unix://{runtime}/server.sock"
+        assert main(["stop", "--server", address]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"something listens at {address}" in said.err
+    assert said.err.endswith("in the environment where it was started.\n")
+
+
+def test_a_port_that_nobody_listens_on_has_no_server(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with the local socket."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["stop", "--server", address]) == 0
+    assert capsys.readouterr().out == f"no server runs at {address}\n"

@@ -1,0 +1,188 @@
+"""The line that says what a long call is doing."""
+
+from __future__ import annotations
+
+import io
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd import forking, progress
+from jaxd.progress import Progress
+from tests.end_to_end.gates import wait_until
+
+
+class Terminal(io.StringIO):
+    """Takes what is written to a terminal."""
+
+    def isatty(self) -> bool:
+        super().isatty()  # raises when it is closed
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Stands in for stderr; calls count as long at once."""
+    found = Terminal()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=found))
+    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(progress, "_TICK_S", 0.001)
+    return found
+
+
+def stage(name: str, function: str = "step") -> dict[str, Any]:
+    """The content of a stage event."""
+    return {"stage": name, "function": function}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("queued", "waiting to compile"),
+        ("trace", "tracing"),
+        ("compile", "compiling"),
+        ("run", "running"),
+        ("invented later", "working on"),
+    ],
+)
+def test_each_stage_has_its_words(terminal: Terminal, name: str, words: str) -> None:
+    """Also one that a newer server may report."""
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage(name))
+    wait_until(lambda: f"jaxd: {words} step" in terminal.getvalue())
+    shown.finish("connection", 1)
+    assert "jaxd: step was ready after 0.0 s" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_short_call_is_not_mentioned(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written before a second has passed, and nothing at the end either."""
+    monkeypatch.setattr(progress, "_QUIET_S", 1e9)
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("trace"))
+    ticker = shown._ticker
+    assert ticker is not None
+    shown.finish("connection", 1)
+    ticker.join()
+    assert terminal.getvalue() == ""
+
+
+def test_the_longest_of_several_is_shown(terminal: Terminal) -> None:
+    """Then the next; calls of other connections with the same number are others."""
+    shown = Progress()
+    shown.event("one", 1, "stage", stage("trace", "first"))
+    shown.event("other", 1, "stage", stage("trace", "second"))
+    wait_until(lambda: "tracing first" in terminal.getvalue())
+    assert "second" not in terminal.getvalue()
+    shown.finish("one", 1)
+    wait_until(lambda: "tracing second" in terminal.getvalue())
+    shown.finish("other", 1)
+
+
+def test_a_shorter_line_leaves_nothing_of_a_longer_one(terminal: Terminal) -> None:
+    """It is written over to its end."""
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("queued"))
+    wait_until(lambda: "waiting to compile" in terminal.getvalue())
+    shown.event("connection", 1, "stage", stage("run"))
+    wait_until(lambda: "running" in terminal.getvalue())
+    shown.finish("connection", 1)
+    longest = 0
+    for line in terminal.getvalue().split("\r"):
+        assert len(line.rstrip("\n")) >= longest or line.endswith("\n")
+        longest = len(line.rstrip())
+
+
+def test_into_a_pipe_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where there is no stderr, or a closed one."""
+    pipe, closed = io.StringIO(), Terminal()
+    closed.close()
+    for stderr in (pipe, None, closed):
+        monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stderr))
+        shown = Progress()
+        shown.event("connection", 1, "stage", stage("trace"))
+        assert shown._ticker is None
+        shown.finish("connection", 1)
+    assert pipe.getvalue() == ""
+
+
+def test_a_terminal_that_goes_away_is_no_error(terminal: Terminal) -> None:
+    """The call goes on without its line."""
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("trace"))
+    wait_until(lambda: "tracing" in terminal.getvalue())
+    ticker = shown._ticker
+    assert ticker is not None
+    terminal.close()
+    shown.finish("connection", 1)
+    ticker.join()
+
+
+def test_other_events_and_unknown_calls_are_ignored(terminal: Terminal) -> None:
+    """What a newer server may send is not this client's to judge."""
+    shown = Progress()
+    shown.event("connection", 1, "output", {"text": "hello"})
+    shown.finish("connection", 7)
+    assert shown._ticker is None
+    assert terminal.getvalue() == ""
+
+
+def test_late_events_of_a_call_that_was_given_up_are_ignored(terminal: Terminal) -> None:
+    """Ctrl-C or timeout_s: the server goes on, and nobody would finish a new entry."""
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("trace"))
+    wait_until(lambda: "tracing" in terminal.getvalue())
+    shown.finish("connection", 1, ready=False)
+    shown.finish("connection", 2, ready=False)  # before its first event
+    for number in (1, 2):
+        shown.event("connection", number, "stage", stage("run"))
+    assert shown._calls == {}
+    assert "ready" not in terminal.getvalue()
+    assert not terminal.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip()  # wiped out
+
+
+def test_only_the_last_finished_calls_are_remembered(terminal: Terminal) -> None:
+    """A process that gives up calls for days does not grow."""
+    shown = Progress()
+    for number in range(1000):
+        shown.finish("connection", number, ready=False)
+    assert len(shown._finished) == progress._MAX_FINISHED
+    assert ("connection", 999) in shown._finished
+
+
+def test_a_terminal_that_stands_still_stops_nobody(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-S whoever reads for all goes on; after Ctrl-Q what was said appears."""
+    entered, released = threading.Event(), threading.Event()
+
+    class Stopped(Terminal):
+        def write(self, text: str) -> int:
+            entered.set()
+            released.wait()
+            return super().write(text)
+
+    stopped = Stopped()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stopped))
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("trace"))
+    entered.wait()
+    shown.event("connection", 1, "stage", stage("run"))
+    shown.finish("connection", 1)
+    assert shown._calls == {}
+    released.set()
+    wait_until(lambda: stopped.getvalue().endswith("jaxd: step was ready after 0.0 s\n"))
+
+
+def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
+    """A lock that a thread of the parent held is not its own."""
+    shown = Progress()
+    shown._lock.acquire()
+    shown._terminal.acquire()
+    forking._in_child()
+    shown.event("connection", 1, "stage", stage("trace"))
+    wait_until(lambda: "tracing" in terminal.getvalue())
+    shown.finish("connection", 1)
+    wait_until(lambda: "was ready" in terminal.getvalue())

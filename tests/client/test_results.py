@@ -1,0 +1,231 @@
+"""From what came home to what the caller gets."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd import LazyArray, PRNGKeys
+from jaxd.results import ResultReader, ResultsAs, _read_lazy
+from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
+from jaxd_protocol.trees import TreeEncoder, dump_literal
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+class Node:
+    """A class of the user's own that is no dataclass."""
+
+    weights: Any
+
+
+class Writer(TreeEncoder):
+    """Writes results as a server does, objects included."""
+
+    def other(self, value: Any) -> None:
+        if isinstance(value, np.ndarray | np.generic):
+            self.array(np.ascontiguousarray(value).reshape(value.shape))
+        elif isinstance(value, PRNGKeys):
+            self.key(value.impl, value.data)
+        elif isinstance(value, Pair | Node):
+            cls = type(value)
+            self._skeleton += (b"O", dump_literal((cls.__module__, cls.__qualname__)))
+            self.node(dict(vars(value)))
+        else:
+            super().other(value)
+
+
+def sent(value: Any) -> tuple[bytes, bytes, list[memoryview]]:
+    """Skeleton, blob and buffers of a result; the blob read-only, the buffers writable."""
+    writer = Writer()
+    writer.node(value)
+    buffers = [memoryview(bytearray(buffer)) for buffer in writer.buffers]
+    return writer.skeleton, writer.blob, buffers
+
+
+def received(value: Any, results: ResultsAs = "numpy", classes: Any = ()) -> Any:
+    """The result as a caller gets it."""
+    return ResultReader(dict(classes)).read(*sent(value), results)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [None, (), [], {}, {"b": (None, [None]), "a": {}}, OrderedDict(z=None, a=()), {(1, "t"): None}],
+    ids=str,
+)
+def test_structures_come_home(tree: Any) -> None:
+    """With types and order."""
+    found = received(tree)
+    assert repr(found) == repr(tree)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.zeros((0, 2), np.int8),
+        np.array(1.5),
+        np.arange(1 << 14).reshape(128, 128),
+        np.ones(3, ml_dtypes.bfloat16),
+        np.ones(5000, ml_dtypes.float8_e5m2),
+    ],
+    ids=["small", "empty", "0-d", "large", "bfloat16", "large float8"],
+)
+@pytest.mark.parametrize("results", ["numpy", "auto", "jax"])
+def test_arrays_come_home(array: Any, results: ResultsAs) -> None:
+    """With dtype, shape and values; as numpy or jax arrays."""
+    import jax
+
+    found = received([array], results)[0]
+    assert isinstance(found, np.ndarray) is (results == "numpy")
+    assert isinstance(found, jax.Array) is (results != "numpy")
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(np.asarray(found), array)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 14])
+def test_numpy_results_can_be_written(size: int) -> None:
+    """Small ones, which arrive together, do not share memory with each other."""
+    first, second = received([np.zeros(size), np.zeros(size)])
+    first += 1
+    assert second.sum() == 0
+
+
+def test_without_numpy_arrays_come_home_lazy() -> None:
+    """And become numpy arrays when touched."""
+    skeleton, blob, buffers = sent([np.arange(3), np.arange(1 << 14)])
+    from jaxd_protocol.trees import parse_skeleton
+
+    layout = parse_skeleton(skeleton, lambda *_: tuple)
+    small, large = (
+        _read_lazy(leaf, place, blob, buffers)
+        for leaf, place in zip(layout.leaves, layout.places, strict=True)
+    )
+    assert type(small) is type(large) is LazyArray
+    np.testing.assert_array_equal(small, np.arange(3))
+    np.testing.assert_array_equal(large, np.arange(1 << 14))
+
+
+def test_keys_come_home_as_keys() -> None:
+    """Typed where there is jax, opaque where there is none."""
+    import jax
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    wire = PRNGKeys("threefry2x32", np.asarray(jax.random.key_data(keys)))
+    found = received(wire, "jax")
+    assert found.dtype == keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(found), wire.data)
+    opaque = received(wire, "numpy")
+    assert (type(opaque), opaque.impl) == (PRNGKeys, "threefry2x32")
+    assert "threefry2x32" in repr(opaque)
+
+
+def test_a_named_tuple_of_this_process() -> None:
+    """Comes home as itself."""
+    found = received(Point(np.float32(1), [np.float32(2)]))
+    assert type(found) is Point
+    assert float(found.y[0]) == 2.0
+
+
+@pytest.mark.parametrize("has_another", [False, True], ids=["unknown", "with other fields"])
+def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> None:
+    """Comes home as one with the same name and fields."""
+    message = sent(Point(np.float32(1), None))
+    import sys
+
+    if has_another:
+
+        class Other(NamedTuple):
+            z: Any
+
+        monkeypatch.setattr(sys.modules[__name__], "Point", Other)
+    else:
+        monkeypatch.delattr(sys.modules[__name__], "Point")
+    found = ResultReader({}).read(*message, "numpy")
+    assert type(found).__name__ == "Point"
+    assert found._fields == ("x", "y")
+    assert (float(found.x), found.y) == (1.0, None)
+
+
+def test_a_dataclass_of_this_process() -> None:
+    """Comes home as itself, without its __init__ being called."""
+    found = received(Pair(np.float32(1), {"deep": np.arange(3)}))
+    assert type(found) is Pair
+    np.testing.assert_array_equal(found.b["deep"], np.arange(3))
+
+
+def test_a_class_that_was_met_while_packing() -> None:
+    """Comes home as itself, wherever it was defined."""
+
+    class Local(Node):
+        pass
+
+    node: Any = Local()
+    node.weights = np.ones(2)
+    classes = {(Local.__module__, Local.__qualname__): Local}
+    found = received(node, classes=classes)
+    assert type(found) is Local
+    np.testing.assert_array_equal(found.weights, [1, 1])
+
+
+def test_a_class_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is named, with what to do; nothing is imported to find it."""
+    import sys
+
+    message = sent(Pair(np.float32(1), None))
+    monkeypatch.delattr(sys.modules[__name__], "Pair")
+    with pytest.raises(ResultError, match=r"Pair.*Import its class here"):
+        ResultReader({}).read(*message, "numpy")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("os", "system"), ("subprocess", "Popen"), ("builtins", "eval"), (__name__, "Node")],
+)
+def test_a_server_cannot_have_anything_called(module: str, name: str) -> None:
+    """Only data classes, and classes that this process has itself sent."""
+    skeleton = b"O" + dump_literal((module, name)) + b"D\0\0\0\0"
+    with pytest.raises(JaxdError):
+        ResultReader({}).read(skeleton, b"", [], "numpy")
+
+
+def test_a_server_cannot_have_anything_unpickled() -> None:
+    """Pickles travel towards servers only."""
+    import pickle
+
+    from jaxd_protocol.trees.layout import COUNT
+
+    data = pickle.dumps(print)
+    with pytest.raises(ProtocolError):
+        ResultReader({}).read(b"Q" + COUNT.pack(len(data)) + data, b"", [], "numpy")
+    with pytest.raises((ProtocolError, ResultError)):
+        ResultReader({}).read(b"P" + COUNT.pack(0), b"", [memoryview(data)], "numpy")
+
+
+def test_data_that_does_not_fit_is_refused() -> None:
+    """Before anything reads beyond its end."""
+    skeleton, blob, buffers = sent([np.ones(3), np.ones(1 << 14)])
+    reader = ResultReader({})
+    for wrong in (
+        (skeleton[:-1], blob, buffers),
+        (skeleton, blob[:-1], buffers),
+        (skeleton, blob, [buffers[0][:-1]]),
+        (skeleton, blob, []),
+        (b"?", b"", []),
+    ):
+        with pytest.raises(ProtocolError):
+            reader.read(*wrong, "numpy")

@@ -1,0 +1,372 @@
+"""What goes wrong by the caller's hand: an error that says what to do, and no harm to others."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect, errors
+from tests.end_to_end.gates import advice
+from tests.live_server import LiveServer, source_environment
+
+
+class LocalError(Exception):
+    """An exception type of the user's own."""
+
+
+@pytest.fixture
+def served(client: Client) -> Iterator[Client]:
+    """The client, of which it is shown afterwards that its server still answers it and others."""
+    yield client
+    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+    with connect(client.info()["address"]) as other:
+        assert float(other.persistent_call(lambda x: x + 2)(1.0)) == 3.0
+
+
+# functions ----------------------------------------------------------------------------------------
+
+
+def _of_an_open_file(path: Path) -> Any:
+    file = path.open("w")
+    return (lambda x: (file.write("x"), x)), file.close
+
+
+def _of_a_lock(path: Path) -> Any:
+    lock = threading.Lock()
+    return (lambda x: lock.locked() or x), lambda: None
+
+
+def _of_a_generator(path: Path) -> Any:
+    numbers = (n for n in range(3))
+    return (lambda x: x + next(numbers)), lambda: None
+
+
+@pytest.mark.parametrize("make", [_of_an_open_file, _of_a_lock, _of_a_generator])
+def test_a_function_that_cannot_be_pickled(
+    served: Client, tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    """The error names the function, what it reached, and where to put it instead."""
+    function, done = make(tmp_path / "file")
+    with pytest.raises(errors.PackingError, match=r"<lambda>.* cannot travel") as caught:
+        served.persistent_call(function)(1.0)
+    assert "inside the function" in advice(caught.value)
+    done()
+
+
+def test_a_function_that_raises_while_it_is_traced(served: Client) -> None:
+    """The exception has its own type and arguments, and the remote traceback."""
+
+    def broken(x: Any) -> Any:
+        raise KeyError("missing", 3)
+
+    with pytest.raises(KeyError) as caught:
+        served.persistent_call(broken)(1.0)
+    assert caught.value.args == ("missing", 3)
+    assert "in broken" in "".join(caught.value.__notes__)
+
+
+def test_a_function_that_raises_an_exception_of_the_callers_own_type(served: Client) -> None:
+    """It arrives as that type, although it travelled by value."""
+
+    def broken(x: Any) -> Any:
+        raise LocalError("mine")
+
+    with pytest.raises(LocalError, match="mine"):
+        served.persistent_call(broken)(1.0)
+
+
+def test_a_function_that_raises_a_type_that_is_not_here(served: Client) -> None:
+    """The error names the type, and carries the message and the remote traceback."""
+
+    def broken(x: Any) -> Any:
+        class HiddenError(Exception):
+            pass
+
+        raise HiddenError("over there")
+
+    with pytest.raises(errors.RemoteError, match="HiddenError: over there") as caught:
+        served.persistent_call(broken)(1.0)
+    assert caught.value.type_name.endswith("HiddenError")
+    assert "in broken" in "".join(caught.value.__notes__)
+
+
+def test_a_function_that_raises_while_it_runs(served: Client) -> None:
+    """Also on the second call, which is warm."""
+
+    def fragile(x: Any) -> Any:
+        import jax
+
+        def look(value: Any) -> Any:
+            if value > 0:
+                raise ValueError("too large for me")
+            return value
+
+        return jax.pure_callback(look, jax.typeof(x), x)
+
+    function = served.persistent_call(fragile)
+    assert float(function(np.float32(-1))) == -1.0
+    for _ in range(2):
+        with pytest.raises(Exception, match="too large for me"):
+            function(np.float32(1))
+    assert float(function(np.float32(-2))) == -2.0
+
+
+@pytest.mark.parametrize("result", ["text", b"bytes", {1, 2}, object], ids=str)
+def test_a_function_that_returns_no_array(served: Client, result: Any) -> None:
+    """The error says to return arrays."""
+    with pytest.raises(errors.ResultError) as caught:
+        served.persistent_call(lambda x: result)(1.0)
+    assert "Return arrays" in str(caught.value)
+    advice(caught.value)
+
+
+def _asks(x: Any) -> Any:
+    return x + float(input("how much? "))
+
+
+def _breaks(x: Any) -> Any:
+    breakpoint()  # noqa: T100
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"), [(_asks, "as an argument"), (_breaks, "JAXD_INLINE=1")]
+)
+def test_a_function_that_wants_a_terminal(served: Client, function: Any, hint: str) -> None:
+    """It is told at once that there is none, instead of waiting for ever."""
+    with pytest.raises(errors.NotInteractive) as caught:
+        served.persistent_call(function)(1.0)
+    assert hint in advice(caught.value)
+
+
+# arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["text", {"a": ["text"]}, np.array([object()]), np.array(["text"]), {1, 2}, object(), len, int],
+    ids=["text", "deep", "objects", "texts", "set", "object", "function", "class"],
+)
+def test_an_argument_that_jax_cannot_take(served: Client, argument: Any) -> None:
+    """The error says that it can be declared static."""
+    with pytest.raises(errors.ArgumentError) as caught:
+        served.persistent_call(lambda x: 1.0)(argument)
+    assert "static_argnames" in advice(caught.value) + str(caught.value)
+    advice(caught.value)
+
+
+def test_an_argument_that_cannot_be_pickled(served: Client) -> None:
+    """A generator is neither data nor can it travel as a static argument."""
+    function = served.persistent_call(lambda x: 1.0, static_argnums=0)
+    with pytest.raises(errors.PackingError, match="static argument of type generator"):
+        function(n for n in range(3))
+
+
+def test_a_static_argument_that_cannot_be_hashed(served: Client) -> None:
+    """The same type of error as in jax.jit."""
+    function = served.persistent_call(lambda x, sizes: x, static_argnames="sizes")
+    with pytest.raises(ValueError, match="Non-hashable static") as caught:
+        function(1.0, sizes=[1, 2])
+    assert "hashable" in advice(caught.value)
+
+
+def test_a_number_that_is_too_large(served: Client) -> None:
+    """jax has no integers beyond 64 bits, and says so."""
+    with pytest.raises(OverflowError):
+        served.persistent_call(lambda x: x)(1 << 70)
+
+
+def test_a_tracer(served: Client) -> None:
+    """A persistent function inside jax.jit is told apart from one that is called with data."""
+    import jax
+
+    function = served.persistent_call(lambda x: x + 1)
+    with pytest.raises(errors.TracerError) as caught:
+        jax.jit(lambda x: function({"deep": x})["deep"])(1.0)
+    assert "persistent" in advice(caught.value)
+
+
+def test_wrong_arguments_for_the_function(served: Client) -> None:
+    """As in a plain call."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        served.persistent_call(lambda x, y: x + y)(1.0)  # type: ignore[call-arg]
+
+
+# limits -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[LiveServer]:
+    """A server that takes and sends at most one megabyte."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    server = LiveServer(directory, "--max-frame-bytes", "1M", "--max-result-bytes", "1M")
+    yield server
+    assert server.close() == 0
+    shutil.rmtree(directory)
+
+
+def test_an_argument_over_the_limit(limited: LiveServer) -> None:
+    """Refused before anything is sent; the connection goes on."""
+    with connect(limited.unix) as client:
+        total = client.persistent_call(lambda x: x.sum())
+        x = np.ones(1 << 18, np.float32)
+        for way in ("call", "submit"):
+            with pytest.raises(errors.LimitExceeded, match="1,048,576") as caught:
+                _ = total(x) if way == "call" else total.submit(x).result()
+            assert "--max-frame-bytes" in advice(caught.value)
+        assert float(total(x[: 1 << 17])) == 1 << 17
+        assert client.statistics().connections == 1
+
+
+def test_many_small_arguments_over_the_limit_together(limited: LiveServer) -> None:
+    """What travels inside the message counts as well."""
+    with connect(limited.unix) as client:
+        first = client.persistent_call(lambda tree: tree[0])
+        with pytest.raises(errors.LimitExceeded) as caught:
+            first([np.ones(1000, np.float32)] * 300)
+        assert "--max-frame-bytes" in advice(caught.value)
+        assert float(first([np.float32(2)])) == 2.0
+
+
+def test_a_result_over_the_limit(limited: LiveServer) -> None:
+    """The error says so in place of the result; the connection goes on."""
+    with connect(limited.unix) as client:
+        grow = client.persistent_call(lambda x: x.repeat(1 << 12))
+        for _ in range(2):
+            with pytest.raises(errors.LimitExceeded) as caught:
+                grow(np.ones(1 << 7, np.float32))
+            assert "--max-result-bytes" in advice(caught.value)
+        assert grow(np.ones(1, np.float32)).shape == (1 << 12,)
+
+
+def test_many_small_results_over_the_limit_together(limited: LiveServer) -> None:
+    """What travels inside the message counts as well."""
+    with connect(limited.unix) as client:
+        grow = client.persistent_call(lambda x: [x] * 300)
+        with pytest.raises(errors.LimitExceeded):
+            grow(np.ones(1000, np.float32))
+        assert len(grow(np.ones(10, np.float32))) == 300
+
+
+# servers ------------------------------------------------------------------------------------------
+
+
+def test_no_server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none may be started, the error names both ways to one."""
+    monkeypatch.setenv("JAXD_AUTOSTART", "0")
+    with pytest.raises(errors.NoServer, match="switched off") as caught:
+        connect()
+    assert "jaxd start" in advice(caught.value)
+    assert "JAXD_SERVER" in advice(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_no_server_at_an_address(runtime: Path, kind: str) -> None:
+    """The error names the address, and the command that starts a server there."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"unix://{runtime}/none.sock" if kind == "unix" else f"tcp://127.0.0.1:{port}"
+    with pytest.raises(errors.NoServer, match=address) as caught:
+        connect(address, token="any")
+    assert f"jaxd serve --listen {address}" in advice(caught.value)
+
+
+def test_a_dead_socket_file(runtime: Path) -> None:
+    """A file that a killed server left behind is no server."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{runtime}/dead.sock")
+    with pytest.raises(errors.NoServer, match="refused") as caught:
+        connect(f"unix://{runtime}/dead.sock")
+    assert "jaxd serve" in advice(caught.value)
+
+
+def test_something_else_at_the_address(runtime: Path) -> None:
+    """Whatever listens there but speaks another protocol is not waited for."""
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(f"{runtime}/s.sock")
+        stranger.listen()
+
+        def answer() -> None:
+            peer, _ = stranger.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"220 mail ready\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(errors.ProtocolError):
+            connect(f"unix://{runtime}/s.sock")
+        thread.join()
+
+
+def _serve(runtime: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> tuple[int, str]:
+    finished = subprocess.run(
+        [*prefix, sys.executable, "-P", "-m", "jaxd_server", *arguments],
+        env=source_environment(runtime),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.returncode, finished.stderr
+
+
+def test_a_port_in_use_at_start(runtime: Path) -> None:
+    """The server does not start, and says which port and how to take another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"tcp://127.0.0.1:{port}"
+        code, said = _serve(runtime, "--listen", address, "--allow-unauthenticated-loopback")
+    assert code == 1
+    assert f"port {port}" in said
+    assert "--listen tcp://127.0.0.1:0" in advice(said)
+
+
+_IN_A_FULL_DISK = 'mount -t tmpfs -o size=4k,nr_inodes=1,mode=700 none "$0" && exec "$@"'
+_UNSHARE = ("unshare", "--map-root-user", "--mount", "sh", "-c", _IN_A_FULL_DISK)
+
+
+@pytest.fixture
+def full_disk(runtime: Path) -> tuple[str, ...]:
+    """What to put before a command so that it finds no room left in `runtime`."""
+    prefix = (*_UNSHARE, str(runtime))
+    try:
+        made = subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        made = False
+    if not made:
+        pytest.skip("this system does not let us mount a small disk")
+    return prefix
+
+
+def test_a_full_disk_when_a_server_starts(runtime: Path, full_disk: tuple[str, ...]) -> None:
+    """It says which directory has no room."""
+    code, said = _serve(runtime, prefix=full_disk)
+    assert code == 1
+    assert str(runtime) in said
+    assert "Free some room" in advice(said)
+    assert "Traceback" not in said
+
+
+def test_a_full_disk_when_a_client_starts_one(runtime: Path, full_disk: tuple[str, ...]) -> None:
+    """The error is typed and says the same."""
+    program = (
+        "import jaxd\ntry: jaxd.connect()\nexcept jaxd.errors.ConfigurationError as e: print(e)"
+    )
+    said = subprocess.run(
+        [*full_disk, sys.executable, "-c", program],
+        env=source_environment(runtime),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "Free some room" in advice(said)

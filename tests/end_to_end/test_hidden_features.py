@@ -1,0 +1,127 @@
+"""A client where the system offers little: no Unix sockets, no fork hooks, no sendmsg."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.live_server import LiveServer
+
+PRELUDE = """
+import os, select, socket, sys
+for module, names in [
+    (socket, ["AF_UNIX", "SCM_RIGHTS", "CMSG_LEN", "CMSG_SPACE", "SO_PEERCRED", "TCP_USER_TIMEOUT",
+              "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_CONGESTION"]),
+    (os, ["memfd_create", "register_at_fork", "fork", "getuid", "eventfd", "sched_getaffinity"]),
+    (select, ["poll", "epoll"]),
+]:
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+def hidden(sock):
+    raise AttributeError("hidden")
+
+for name in ["sendmsg", "recvmsg", "recvmsg_into", "sendmsg_afalg"]:
+    setattr(socket.socket, name, property(hidden))
+sys.modules["fcntl"] = None
+"""
+
+CALLS = """
+import json, sys
+import jaxd
+from jaxd import persistent_call
+
+@persistent_call
+def double(x):
+    return x * 2
+
+@persistent_call
+def broken(x):
+    raise KeyError("broken")
+
+small = float(double(1.5))
+futures = [double.submit(float(i)) for i in range(50)]
+many = [float(f.result()) for f in futures] + [float(y) for y in double.map([1.0, 2.0])]
+try:
+    broken(1.0)
+except KeyError as error:
+    failure = str(error)
+import numpy as np
+x = np.arange(4 << 20, dtype=np.float32).reshape(1 << 10, -1)
+large = double(x)
+right = bool((large == 2 * x).all())
+futures = [double.submit(x + i) for i in range(4)]
+right = right and all((f.result() == 2 * (x + i)).all() for i, f in enumerate(futures))
+try:
+    jaxd.connect("unix:///tmp/none.sock")
+except jaxd.errors.ConfigurationError as error:
+    unix = str(error)
+print(json.dumps([small, many == [2.0 * i for i in range(50)] + [2.0, 4.0], failure, right, unix,
+                  jaxd.statistics().connections]))
+"""
+
+
+def test_all_of_it_works_over_tcp(live: LiveServer) -> None:
+    """Small and large calls, futures, maps, errors; and a Unix address is refused with a reason."""
+    run = live.run(PRELUDE + CALLS, JAXD_SERVER=live.tcp)
+    assert run.stderr == ""
+    small, many, failure, right, unix, connections = json.loads(run.stdout)
+    assert (small, many, failure, right) == (3.0, True, "'broken'", True)
+    assert "tcp://" in unix
+    assert connections >= 1
+
+
+INTERRUPTED = """
+import signal, threading
+from jaxd import persistent_call
+import numpy as np
+double = persistent_call(lambda x: x * 2)
+
+class Alarm(BaseException):
+    pass
+
+armed = False
+def ring(number, frame):
+    if armed:
+        raise Alarm
+
+signal.signal(signal.SIGALRM, ring)
+x = np.ones(1 << 21, np.float32)
+double(x), double(1.0)
+right = []
+for i in range(20):
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 * (i + 1))
+        double(x)
+    except Alarm:
+        pass
+    armed = False
+    right += [float(double(float(i))) == 2.0 * i, float(double(x + i)[-1]) == 2.0 * (1 + i)]
+print(all(right))
+"""
+
+
+def test_an_interrupt_leaves_the_connection_right(live: LiveServer) -> None:
+    """Also where messages are sent piece by piece, without sendmsg."""
+    run = live.run(PRELUDE + INTERRUPTED, JAXD_SERVER=live.tcp)
+    assert (run.stdout, run.stderr) == ("True\n", "")
+
+
+def test_without_unix_sockets_there_is_no_local_server(live: LiveServer) -> None:
+    """The error says to name a server."""
+    program = "import jaxd\ntry: jaxd.connect()\nexcept jaxd.errors.NoServer as e: print(e)"
+    run = live.run(PRELUDE + program, JAXD_SERVER="")
+    assert "JAXD_SERVER" in run.stdout
+    assert run.stderr == ""
+
+
+@pytest.mark.parametrize("command", [["status"], ["doctor"], ["--help"]])
+def test_the_commands_fail_in_words(live: LiveServer, command: list[str]) -> None:
+    """No traceback, whatever is missing."""
+    program = f"from jaxd.cli import main\nraise SystemExit(main({command!r}))"
+    run: Any = live.run(PRELUDE + program)
+    assert "Traceback" not in run.stderr

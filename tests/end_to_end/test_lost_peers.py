@@ -1,0 +1,490 @@
+"""Peers that die, are interrupted or fork at the worst moment: everybody else stays right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect, errors
+from jaxd.identity import Identity, Spec
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.calls import Options
+from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.wire.connection import encode_request
+from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
+from tests.live_server import LiveServer
+
+StartLive = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """A gate of this test's own."""
+    return Gate(tmp_path / "gate")
+
+
+@contextmanager
+def bare_client(live: LiveServer) -> Iterator[socket.socket]:
+    """A client that was let in, and speaks byte by byte."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(Address.parse(live.unix).path)
+        greet_server(sock, {}, None, None)
+        yield sock
+
+
+@contextmanager
+def program(live: LiveServer, text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A client process whose stdin and stdout are the test's."""
+    with subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        env=live.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    """What a process still says; it has to end well."""
+    said, complaints = process.communicate(timeout=50)
+    assert (process.returncode, complaints) == (0, "")
+    return said
+
+
+# clients that die ---------------------------------------------------------------------------------
+
+
+def test_a_client_that_dies_in_the_middle_of_a_frame(start_live: StartLive, gate: Gate) -> None:
+    """The room that its message was to have is free again."""
+    server = start_live("--budget-bytes", "8M")
+    announced = 7 << 20
+    body = encode_request(1, "call", (b"k" * 16, b"", b"", None, 0))
+    head = struct.pack("!LB", len(body), 2) + body + b"\n" + struct.pack("!LQ", 1, announced)
+    with connect(server.unix) as client:
+        for _ in range(3):
+            with bare_client(server) as sock:
+                sock.sendall(head + bytes(1 << 20))
+        wait_until(lambda: client.statistics().connections == 1)
+        total = client.persistent_call(lambda x: x.sum())
+        total(np.ones(3 << 19, np.float32))
+        running = client.persistent_call(stop_at(gate.path)).submit(1.0)
+        with gate.reached():  # with a call under way, only what fits into the budget is read
+            assert float(total.submit(np.ones(3 << 19, np.float32)).result()) == 3 << 19
+        running.result()
+
+
+def test_a_client_that_dies_before_it_sent_its_code(live: LiveServer, client: Client) -> None:
+    """Others who wait for the same function are not told that *their* call failed."""
+
+    def function(x: float) -> float:
+        return x * 11
+
+    spec = Spec(Identity(function, Options()), Options())
+    call = client.caller.encode(spec, (2.0,), {}, None, "auto")
+    with bare_client(live) as sock:
+        message = encode_request(1, "call", call.message)
+        sock.sendall(struct.pack("!LB", len(message), 0) + message + b"\n")
+        assert sock.recv(1)  # the server asks what the function is, and is not answered
+        future = client.persistent_call(function).submit(2.0)
+        assert client.statistics().connections >= 2
+    assert float(future.result()) == 22.0
+
+
+CALLS_AND_WAITS = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from tests.end_to_end.gates import stop_at, stop_when_run
+from jaxd import connect
+client = connect()
+import numpy
+make = {"trace": stop_at, "run": stop_when_run}[sys.argv[3]]
+client.persistent_call(make(sys.argv[1]))(numpy.float32(-1))
+"""
+
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@pytest.mark.parametrize("phase", ["trace", "run"])
+def test_a_client_that_dies_while_its_call_runs(
+    live: LiveServer, client: Client, gate: Gate, phase: str
+) -> None:
+    """The call comes to its end for nobody, and the connection is forgotten."""
+    before = client.statistics()
+    with program(live, CALLS_AND_WAITS, gate.path, ROOT, phase) as process:
+        with gate.reached():
+            assert client.statistics().connections == before.connections + 1
+            process.kill()
+            process.wait()
+            wait_until(lambda: client.statistics().connections == before.connections)
+        wait_until(lambda: client.statistics().calls == before.calls + 1)
+    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_a_client_that_closes_while_its_calls_run(live: LiveServer, gate: Gate) -> None:
+    """Whoever still waits is told that the client was closed; the server goes on."""
+    client = connect(live.unix)
+    stopping = client.persistent_call(stop_at(gate.path))
+    future = stopping.submit(np.ones(1 << 16, np.float32))
+    with gate.reached():
+        client.close()
+        with pytest.raises(errors.Cancelled) as caught:
+            future.result()
+        advice(caught.value)
+    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+    client.close()
+
+
+# servers that die ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_while_threads_wait(start_live: StartLive, gate: Gate) -> None:
+    """Each of them gets a typed error that says what to do, and none waits for ever."""
+    server = start_live()
+    with connect(server.unix) as client:
+        stopping = client.persistent_call(stop_at(gate.path))
+        waiting = [in_thread(stopping, 1.0) for _ in range(4)]
+        waiting += [stopping.submit(1.0) for _ in range(4)]
+        with gate.reached():
+            server.process.kill()
+            for each in waiting:
+                error = each.exception()
+                assert isinstance(error, errors.JaxdError)
+                advice(error)
+
+
+def test_a_server_that_dies_while_it_is_sent_a_large_argument(start_live: StartLive) -> None:
+    """The sender gets a typed error."""
+    server = start_live()
+    with connect(server.unix) as client:
+        total = client.persistent_call(lambda x: x.sum())
+        x = np.ones(16 << 20, np.float32)
+        total(x)
+
+        def until_it_fails() -> BaseException:
+            while True:
+                try:
+                    assert float(total(x)) == 16 << 20
+                except errors.JaxdError as error:
+                    return error
+
+        failing = in_thread(until_it_fails)
+        os.kill(server.process.pid, signal.SIGKILL)
+        advice(failing.result())
+
+
+# Ctrl-C -------------------------------------------------------------------------------------------
+
+INTERRUPTED_WHILE_WAITING = """
+import sys, threading
+sys.path.insert(0, sys.argv[2])
+from tests.end_to_end.gates import stop_at
+from jaxd import connect
+client = connect()
+double = client.persistent_call(lambda x: x * 2)
+stopping = client.persistent_call(stop_at(sys.argv[1]))
+right, done = [], threading.Event()
+
+def many():
+    i = 0.0
+    while not done.is_set():
+        i += 1
+        right.append(float(double(i)) == 2 * i)
+
+thread = threading.Thread(target=many)
+double(0.0)
+thread.start()
+try:
+    stopping(1.0)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+own = [float(double(float(i))) == 2 * i for i in range(100)]
+own += [float(f.result()) == 6.0 for f in [double.submit(3.0) for _ in range(20)]]
+print("asked", flush=True)
+sys.stdin.readline()
+own.append(float(stopping(5.0)) == 6.0)
+done.set()
+thread.join()
+print(all(own), all(right) and len(right) > 0)
+"""
+
+
+def test_an_interrupt_while_waiting(live: LiveServer, gate: Gate) -> None:
+    """Ctrl-C ends the wait of the main thread and nothing else; the late reply harms nobody."""
+    with program(live, INTERRUPTED_WHILE_WAITING, gate.path, ROOT) as process:
+        assert process.stdout is not None
+        with gate.reached():
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.stdout.readline() == "asked\n"
+        assert output(process) == "True True\n"
+
+
+INTERRUPTED_WHILE_RECEIVING = """
+import os, signal, sys, threading
+import numpy as np
+from jaxd import connect
+client = connect()
+double = client.persistent_call(lambda x: x * 2)
+count = int(sys.argv[1]) << 18
+
+@client.persistent_call
+def large(x):
+    import jax.numpy as jnp
+    return jnp.full(count, x)
+
+right, interrupts, done = [], 0, threading.Event()
+
+def many():
+    i = 0.0
+    while not done.is_set():
+        i += 1
+        right.append(float(double(i)) == 2 * i)
+
+def interrupt():
+    reader = client.caller.connection()._channel.reader
+    while not reader.has_input():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+def received(value):
+    result = large(np.float32(value))
+    return bool((result[:3] == value).all() and result[-1] == value)
+
+double(0.0), received(1.0)
+if sys.argv[2] == "others":
+    thread = threading.Thread(target=many)
+    thread.start()
+for i in range(3):
+    watcher = threading.Thread(target=interrupt)
+    try:
+        watcher.start()
+        large(np.float32(2.0))
+        watcher.join()
+    except KeyboardInterrupt:
+        interrupts += 1
+    watcher.join()
+    right += [float(double(7.0)) == 14.0, received(float(i))]
+done.set()
+if sys.argv[2] == "others":
+    thread.join()
+print(all(right), interrupts)
+"""
+
+
+@pytest.mark.parametrize(("megabytes", "others"), [("256", "alone"), ("64", "others")])
+def test_an_interrupt_while_receiving(live: LiveServer, megabytes: str, others: str) -> None:
+    """Ctrl-C in the middle of a large result: what follows on the connection is whole."""
+    with program(live, INTERRUPTED_WHILE_RECEIVING, megabytes, others) as process:
+        assert output(process) == "True 3\n"
+
+
+INTERRUPTED_ANYWHERE = """
+import random, signal, sys, threading
+import numpy as np
+from jaxd import connect
+
+client = connect()
+add = client.persistent_call(lambda x: x + 1)
+right, interrupts, done = [], 0, threading.Event()
+
+class Alarm(BaseException):
+    pass
+
+armed = False
+
+def ring(number, frame):
+    if armed:
+        raise Alarm
+
+def echoed(value, size):
+    result = add(np.full(size, value, np.float32))
+    return bool(result.shape == (size,) and result[0] == value + 1 and result[-1] == value + 1)
+
+def many(start):
+    i = start
+    while not done.is_set():
+        i += 1
+        right.append(echoed(i % 1000, 3 if i % 7 else 1 << 16))
+
+signal.signal(signal.SIGALRM, ring)
+echoed(0, 3), echoed(0, 1 << 16), echoed(0, 1 << 21)
+threads = [threading.Thread(target=many, args=(1000 * n,)) for n in range(2)]
+for thread in threads:
+    thread.start()
+chance = random.Random(int(sys.argv[1]))
+for i in range(60):
+    size = chance.choice([3, 1 << 16, 1 << 21])
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-2 if size > 3 else 2e-3))
+        echoed(i, size)
+        armed = False
+    except Alarm:
+        interrupts += 1
+    armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    right.append(echoed(i, size))
+done.set()
+for thread in threads:
+    thread.join()
+print(all(right), interrupts > 0)
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_an_interrupt_anywhere(live: LiveServer, seed: str) -> None:
+    """While sending, waiting or receiving: all threads get their own right answers."""
+    with program(live, INTERRUPTED_ANYWHERE, seed) as process:
+        assert output(process) == "True True\n"
+
+
+# forks --------------------------------------------------------------------------------------------
+
+FORKS = """
+import gc, os, sys, threading, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # that threads and forks do not mix
+from jaxd import connect, persistent_call
+client = connect()
+double = client.persistent_call(lambda x: x * 2)
+plain = persistent_call(lambda x: x * 3)
+right, done = [float(double(1.0)) == 2.0, float(plain(1.0)) == 3.0], threading.Event()
+connection, session = client.caller.connection(), client.info()["session"]
+
+def many():
+    i = 0.0
+    while not done.is_set():
+        i += 1
+        right.append(float(double(i)) == 2 * i)
+
+thread = threading.Thread(target=many)
+thread.start()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        ok = [float(double(float(i))) == 2 * i for i in range(50)]
+        ok += [float(f.result()) == 8.0 for f in [double.submit(4.0) for _ in range(40)]]
+        ok += [float(plain(5.0)) == 15.0, client.caller.connection() is not connection]
+        ok += [client.info()["session"] != session]
+        del connection, double, client
+        gc.collect()
+        sys.stdout.flush()
+        os._exit(0 if all(ok) else 1) if sys.argv[1] == "at once" else sys.exit(0 if all(ok) else 1)
+    right += [float(double(float(i))) == 2 * i for i in range(50)]
+    _, status = os.waitpid(child, 0)
+    right += [status == 0, float(double(3.0)) == 6.0]
+done.set()
+thread.join()
+print(all(right), client.caller.connection() is connection)
+"""
+
+
+@pytest.mark.parametrize("ending", ["at once", "in order"])
+def test_a_fork_after_connecting(live: LiveServer, ending: str) -> None:
+    """The child makes a connection of its own; the parent's stays whole, also after the child."""
+    with program(live, FORKS, ending) as process:
+        assert output(process) == "True True\n"
+
+
+FORKS_INSIDE_A_CALL = """
+import os, sys, threading, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+sys.path.insert(0, sys.argv[2])
+from tests.end_to_end.gates import stop_at
+from jaxd import connect
+client = connect()
+double = client.persistent_call(lambda x: x * 2)
+stopping = client.persistent_call(stop_at(sys.argv[1]))
+double(1.0)
+results = []
+thread = threading.Thread(target=lambda: results.append(float(stopping(1.0))))
+thread.start()
+future = double.submit(4.0)
+print("waiting", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if child == 0:
+    os._exit(0 if float(double(2.0)) == 4.0 else 1)
+_, status = os.waitpid(child, 0)
+print("child", status, flush=True)
+thread.join()
+print(results, float(future.result()))
+"""
+
+
+def test_a_fork_while_a_call_is_open(live: LiveServer, gate: Gate) -> None:
+    """The call is the parent's: it gets the result, and the child is not held up."""
+    with program(live, FORKS_INSIDE_A_CALL, gate.path, ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with gate.reached():
+            assert process.stdout.readline() == "waiting\n"
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "child 0\n"
+        assert output(process) == "[2.0] 8.0\n"
+
+
+# many at once -------------------------------------------------------------------------------------
+
+
+def test_many_threads_on_one_client(client: Client) -> None:
+    """Hundreds of calls of all sizes, each with its own right answer."""
+    add = client.persistent_call(lambda x, y: x + y, results="numpy")
+
+    def many(start: int) -> int:
+        wrong = 0
+        for i in range(start, start + 60):
+            size = (1, 100, 5000, 50_000)[i % 4]
+            x = np.full(size, i % 97, np.float32)
+            y = np.float32(i)
+            result = add(x, y) if i % 3 else add.submit(x, y).result()
+            wrong += not (result.shape == (size,) and (result == np.float32(i % 97) + i).all())
+        return wrong
+
+    counting = [in_thread(many, start) for start in range(0, 8000, 1000)]
+    assert [each.result() for each in counting] == [0] * 8
+
+
+def test_many_connections(live: LiveServer) -> None:
+    """Clients that come and go beside each other."""
+
+    def visit(start: int) -> list[float]:
+        results = []
+        for i in range(start, start + 8):
+            with connect(live.unix) as client:
+                results.append(float(client.persistent_call(lambda x: x * 5)(float(i))))
+        return results
+
+    visits = [in_thread(visit, start) for start in range(0, 64, 8)]
+    assert [x for each in visits for x in each.result()] == [5.0 * i for i in range(64)]
+
+
+def test_a_client_that_is_dropped_without_close(live: LiveServer, client: Client) -> None:
+    """Its connection ends with it."""
+    import gc
+    import warnings
+
+    before = client.statistics().connections
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        forgotten = connect(live.unix)
+        assert float(forgotten.persistent_call(lambda x: x + 1).submit(1.0).result()) == 2.0
+        del forgotten
+        gc.collect()
+        wait_until(lambda: client.statistics().connections <= before)

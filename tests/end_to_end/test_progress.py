@@ -1,0 +1,82 @@
+"""What a user sees while a first call takes long."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.gates import Gate
+from tests.end_to_end.terminals import OnTerminal
+from tests.live_server import LiveServer
+
+CALLS = """
+import sys
+from jaxd import persistent_call
+
+def make(path):
+    def slow_step(x):
+        with open(path, "rb") as gate:
+            gate.read()
+        return x + 1
+    return slow_step
+
+@persistent_call
+def quick(x):
+    return x * 2
+
+results = [float(quick(1.0)), float(quick(2.0))]
+if len(sys.argv) > 1:
+    results.append(float(persistent_call(make(sys.argv[1]))(1.0)))
+print(results)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """A gate of this test's own."""
+    return Gate(tmp_path / "gate")
+
+
+def test_a_long_first_call_says_what_it_does_and_for_how_long(live: LiveServer, gate: Gate) -> None:
+    """On a terminal, in one line that is written over, and that stays with the whole time."""
+    with OnTerminal(CALLS, [gate.path], live.environment) as terminal:
+        with gate.reached():
+            terminal.wait_for(" 1 s")
+        assert terminal.end() == (0, "[2.0, 4.0, 2.0]\n")
+    lines = terminal.said.split("\r")
+    assert any("tracing" in line and "slow_step" in line for line in lines)
+    assert re.search(r"slow_step was ready after \d+\.\d s", lines[-2])
+    assert "quick" not in terminal.said
+    assert terminal.said.count("\n") == 1
+
+
+def test_a_fast_call_says_nothing(live: LiveServer) -> None:
+    """No flicker on a terminal for what is answered soon."""
+    with OnTerminal(CALLS, [], live.environment) as terminal:
+        assert terminal.end() == (0, "[2.0, 4.0]\n")
+    assert terminal.said == ""
+
+
+def test_nothing_is_said_into_a_pipe(live: LiveServer, gate: Gate, tmp_path: Path) -> None:
+    """However long it takes: another client, on a terminal, shows that the time has passed."""
+    second = Gate(tmp_path / "second")
+    command = [sys.executable, "-c", CALLS, gate.path]
+    process = subprocess.Popen(
+        command, env=live.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with gate.reached():
+            terminal = OnTerminal(CALLS, [second.path], live.environment)
+            terminal.wait_for(" 1 s")
+        with terminal:
+            assert process.communicate() == ("[2.0, 4.0, 2.0]\n", "")
+            with second.reached():
+                pass
+            assert terminal.end()[0] == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,326 @@
+"""Who is let in: settled before a byte is unpickled, and without harm to the server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from jaxd import Client, connect, errors
+from jaxd_protocol import handshake
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.peers import Peer, this_end
+from tests.end_to_end.gates import advice, wait_until
+from tests.live_server import TOKEN, LiveServer, source_environment
+
+
+@pytest.fixture
+def served(live: LiveServer) -> Iterator[LiveServer]:
+    """The server, of which it is shown afterwards that the same worker still answers."""
+    worker = live.worker_pid()
+    yield live
+    with connect(live.tcp, token=TOKEN) as client:
+        assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+        assert client.info()["pid"] == worker == live.worker_pid()
+
+
+def dial(address: str) -> socket.socket:
+    """A plain socket to a server."""
+    place = Address.parse(address)
+    if place.kind == "tcp":
+        return socket.create_connection((place.host, place.port), 30)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(30)
+    sock.connect(place.path)
+    return sock
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """All that the server still sends until it hangs up."""
+    received = b""
+    try:
+        while part := sock.recv(1 << 16):
+            received += part
+    except ConnectionResetError:  # it hung up with bytes of ours unread
+        pass
+    return received
+
+
+@contextmanager
+def refused(live: LiveServer, words: str) -> Iterator[None]:
+    """Waits at the end for a new line in the log that says so, with those words as the reason."""
+
+    def count() -> int:
+        lines = [line for line in list(live.lines) if line["event"] == "client_refused"]
+        return sum(words in line["reason"] for line in lines)
+
+    before = count()
+    yield
+    wait_until(lambda: count() > before)
+
+
+# tokens -------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_token(served: LiveServer) -> None:
+    """A typed error, and a line in the log; the token itself stands in neither."""
+    with (
+        refused(served, "wrong token"),
+        pytest.raises(errors.AuthenticationFailed, match="wrong token") as caught,
+    ):
+        connect(served.tcp, token="another-token")
+    assert "jaxd token" in advice(caught.value)
+    assert TOKEN not in "".join(served.raw)
+    assert "another-token" not in "".join(served.raw)
+
+
+def test_no_token(served: LiveServer, runtime: Path) -> None:
+    """The client says where to put the one that the server asks for."""
+    with pytest.raises(errors.AuthenticationFailed, match="JAXD_TOKEN_FILE"):
+        connect(served.tcp)
+
+
+def test_the_right_token(served: LiveServer) -> None:
+    """A client over TCP is as good as one over the Unix socket."""
+    with connect(served.tcp, token=TOKEN) as client:
+        assert float(client.persistent_call(lambda x: x * 2)(4.0)) == 8.0
+
+
+def test_a_server_that_does_not_hold_the_token(runtime: Path) -> None:
+    """It is found out before anything was sent to it."""
+    said: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def pretend() -> None:
+            sock, _ = impostor.accept()
+            with sock:
+                sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
+                transcript = handshake.Transcript()
+                handshake.receive_message(sock, transcript)
+                greeting = this_end({}).to_message()
+                handshake.send_message(sock, {**greeting, "auth": "token"}, transcript)
+                handshake.receive_message(sock, transcript)
+                welcome = {**greeting, "proof": "0" * 64, "session": "s", "slots": 1}
+                handshake.send_message(sock, {**welcome, "max_frame_bytes": 1 << 20}, transcript)
+                said.append(rest_of(sock))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        port = impostor.getsockname()[1]
+        with pytest.raises(errors.AuthenticationFailed, match="impostor"):
+            connect(f"tcp://127.0.0.1:{port}", token=TOKEN)
+        thread.join()
+    assert said == [b""]
+
+
+def test_a_proof_cannot_be_used_again(served: LiveServer) -> None:
+    """What proved the token in one handshake proves nothing in the next."""
+    proofs: list[Any] = []
+    for _ in range(2):
+        with dial(served.tcp) as sock:
+            said = handshake.Transcript()
+            sock.sendall(handshake.MAGIC)
+            hello = {**this_end({}).to_message(), "session": None, "nonce": "0" * 32}
+            handshake.send_message(sock, hello, said)
+            handshake.receive_message(sock, said)
+            proofs = proofs or [said.proof(TOKEN, "client")]
+            handshake.send_message(sock, {"proof": proofs[0]}, said)
+            answer = handshake.receive_message(sock, said)
+        proofs.append(answer.get("error"))
+    assert proofs[1:] == [None, "AuthenticationFailed"]
+
+
+def test_a_token_file_that_others_can_read(served: LiveServer, runtime: Path) -> None:
+    """Neither end uses it."""
+    path = runtime / "open-token"
+    path.write_text(TOKEN)
+    path.chmod(0o644)
+    program = (
+        "import jaxd\ntry: jaxd.connect()\nexcept jaxd.errors.ConfigurationError as e: print(e)"
+    )
+    tcp = {"JAXD_SERVER": served.tcp, "JAXD_TOKEN": "", "JAXD_TOKEN_FILE": str(path)}
+    assert f"chmod 600 {path}" in served.run(program, **tcp).stdout
+    code, said = serve(runtime, "--listen", "tcp://127.0.0.1:0", "--token-file", str(path))
+    assert (code, f"chmod 600 {path}" in said) == (1, True)
+
+
+def serve(runtime: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a server that is not expected to start."""
+    finished = subprocess.run(
+        [sys.executable, "-P", "-m", "jaxd_server", *arguments],
+        env=source_environment(runtime),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.returncode, finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        ((), "--insecure-plaintext"),
+        (("--allow-unauthenticated-loopback",), "--insecure-plaintext"),
+        (("--insecure-plaintext",), "jaxd token"),
+        (("--insecure-plaintext", "--allow-unauthenticated-loopback"), "jaxd token"),
+    ],
+)
+def test_a_server_does_not_open_itself_to_other_machines(
+    runtime: Path, flags: tuple[str, ...], hint: str
+) -> None:
+    """Unless told so in words that say what it means, and with a token."""
+    code, said = serve(runtime, "--listen", "tcp://0.0.0.0:0", *flags)
+    assert code == 1
+    assert hint in advice(said)
+
+
+# versions -----------------------------------------------------------------------------------------
+
+
+def _another_python() -> Peer:
+    return this_end({})._replace(python=(3, 99), magic="00000000")
+
+
+def _another_protocol() -> Peer:
+    return this_end({})._replace(protocol=99)
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+@pytest.mark.parametrize("make", [_another_python, _another_protocol])
+def test_another_version(
+    served: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Peer],
+    scheme: str,
+) -> None:
+    """Refused by the server before it asks for anything, in words that say what to start."""
+    other = make()
+    hint = "3.99" if other.python == (3, 99) else "same jaxd"
+    monkeypatch.setattr("jaxd_protocol.handshake.this_end", lambda versions: other)
+    with (
+        refused(served, hint),
+        dial(served.unix if scheme == "unix" else served.tcp) as sock,
+        pytest.raises(errors.VersionMismatch) as caught,
+    ):
+        handshake.greet_server(sock, {}, TOKEN, None)
+    monkeypatch.undo()
+    assert hint in str(caught.value)
+
+
+# garbage ------------------------------------------------------------------------------------------
+
+GARBAGE = {
+    "random": bytes(range(7, 256)) * 40,
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "nothing": b"",
+    "half a magic": b"JA",
+    "magic only": handshake.MAGIC,
+    "endless greeting": handshake.MAGIC + b"\xff\xff" + b"x" * 70000,
+    "greeting of nothing": handshake.MAGIC + b"\x00\x00",
+    "greeting that is no JSON": handshake.MAGIC + b"\x00\x04\xff\xfe{}",
+    "greeting that is no object": handshake.MAGIC + b"\x00\x02[]",
+    "greeting without content": handshake.MAGIC + b"\x00\x02{}",
+    "greeting of nonsense": handshake.MAGIC + b'\x00\x21{"protocol": [], "python": "3.11"}',
+    "deep greeting": handshake.MAGIC + struct.pack("!H", 4000) + b"[" * 4000,
+    "truncated frame": struct.pack("!LB", 100, 0) + b"\x01\x02",
+    "huge frame": struct.pack("!LB", 0xFFFFFFF0, 0),
+    "unknown flags": struct.pack("!LB", 3, 0x80) + b"abc\n",
+    "huge buffers": struct.pack("!LB", 1, 2) + b"x\n" + struct.pack("!LQ", 1, 1 << 62),
+    "countless buffers": struct.pack("!LB", 1, 2) + b"x\n" + b"\xff" * 4,
+    "a zlib bomb": struct.pack("!LB", 5, 1) + b"xxxxx\n",
+    "no brine": struct.pack("!LB", 4, 0) + b"\xff\xff\xff\xff\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage(served: LiveServer, name: str, scheme: str) -> None:
+    """The server hangs up, and goes on."""
+    with dial(served.unix if scheme == "unix" else served.tcp) as sock:
+        try:
+            sock.sendall(GARBAGE[name])
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has hung up already
+        rest_of(sock)
+
+
+def test_garbage_leaves_a_line_in_the_log(served: LiveServer) -> None:
+    """With the reason, and without a traceback: it is no fault of the server."""
+    for address, reason in ((served.unix, "unknown frame flags"), (served.tcp, "speak jaxd")):
+        with refused(served, reason), dial(address) as sock:
+            sock.sendall(struct.pack("!LB", 3, 0x80) + b"abc\n")
+            rest_of(sock)
+    assert not any(line["event"] == "client_failed" for line in list(served.lines))
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_nothing_is_unpickled_before_the_token_was_proved(
+    served: LiveServer, runtime: Path
+) -> None:
+    """Whatever a stranger sends, and in whatever frame."""
+    bomb = cloudpickle.dumps(Bomb(runtime / "exploded"))
+    greeting = handshake.MAGIC + struct.pack("!H", len(bomb)) + bomb
+    for data in (bomb, struct.pack("!LB", len(bomb), 0) + bomb + b"\n", greeting, stock_call(bomb)):
+        with dial(served.tcp) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            rest_of(sock)
+    assert not (runtime / "exploded").exists()
+
+
+def test_a_stock_client_over_tcp_is_refused(served: LiveServer) -> None:
+    """It cannot prove the token; the log says what to do."""
+    words = "--allow-unauthenticated-loopback"
+    with refused(served, words), dial(served.tcp) as sock:
+        sock.sendall(stock_call(b"anything"))
+        assert rest_of(sock) == b""
+
+
+def stock_call(argument: bytes) -> bytes:
+    """The frames by which a stock rpyc client asks for the root and calls a method of it."""
+    from rpyc.core import brine, consts
+
+    get_root = brine.dump((consts.MSG_REQUEST, 1, (consts.HANDLE_GETROOT, (1, ()))))
+    call = brine.dump((consts.MSG_REQUEST, 2, (consts.HANDLE_PICKLE, (1, (argument,)))))
+    return b"".join(struct.pack("!LB", len(b), 0) + b + b"\n" for b in (get_root, call))
+
+
+def test_two_users_do_not_share_a_session(served: LiveServer, client: Client) -> None:
+    """Who comes over TCP with a token does not resume the session of a Unix client."""
+    session = client.info()["session"]
+    with dial(served.tcp) as sock:
+        welcome = handshake.greet_server(sock, {}, TOKEN, session)
+    assert welcome["session"] != session
+    with dial(served.unix) as sock:
+        welcome = handshake.greet_server(sock, {}, None, session)
+    assert welcome["session"] == session
+
+
+def test_garbage_behind_the_handshake_leaves_a_line(served: LiveServer) -> None:
+    """A client that was let in and then talks nonsense is dropped, and nobody else is."""
+    before = sum(line["event"] == "connection_dropped" for line in list(served.lines))
+    with dial(served.unix) as sock:
+        handshake.greet_server(sock, {}, None, None)
+        sock.sendall(GARBAGE["no brine"])
+        rest_of(sock)
+    served.wait_for("connection_dropped", before + 1)

@@ -1,0 +1,1 @@
+"""What type checkers see; checked by mypy, never run."""

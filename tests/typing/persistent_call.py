@@ -1,0 +1,88 @@
+"""The types of `persistent_call` in all its forms: `mypy` fails when one of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, assert_type
+
+import jaxd
+from jaxd import Client, persistent_call
+
+
+@persistent_call
+def bare(x: float, y: int = 1) -> list[float]:
+    """The bare decorator."""
+    return [x] * y
+
+
+@persistent_call(static_argnames="mode", timeout_s=3.0, results="numpy")
+def with_options(x: float, *, mode: str) -> dict[str, float]:
+    """A decorator with options."""
+    return {mode: x}
+
+
+def function(x: float) -> bytes:
+    """A plain function."""
+    return bytes([int(x)])
+
+
+plain = persistent_call(function, port=18861)
+
+
+def results_have_the_functions_type() -> None:
+    """In calls, futures, maps."""
+    assert_type(bare(1.0, 2), list[float])
+    assert_type(bare.submit(1.0, y=2), Future[list[float]])
+    assert_type(bare.map([1.0, 2.0]), Iterator[list[float]])
+    assert_type(with_options(1.0, mode="a"), dict[str, float])
+    assert_type(with_options.submit(1.0, mode="a").result(), dict[str, float])
+    assert_type(plain(1.0), bytes)
+    assert_type(plain.submit(1.0), Future[bytes])
+    assert_type(bare.fingerprint, str)
+
+
+async def coroutines_have_it_as_well() -> None:
+    """When they are awaited."""
+    assert_type(await bare.call_async(1.0), list[float])
+    assert_type(await plain.call_async(1.0), bytes)
+
+
+def wrong_arguments_are_seen() -> None:
+    """As in a call of the function itself."""
+    bare("text")  # type: ignore[arg-type]
+    bare.submit()  # type: ignore[call-arg]
+    with_options(1.0)  # type: ignore[call-arg]
+    plain(1.0, 2.0)  # type: ignore[call-arg]
+
+
+def wrong_options_are_seen() -> None:
+    """Names and values."""
+    persistent_call(function, results="torch")  # type: ignore[call-overload]
+    persistent_call(function, no_such_option=1)  # type: ignore[call-overload]
+
+
+def clients_make_them_too(client: Client) -> None:
+    """With the same types."""
+
+    @client.persistent_call
+    def first(x: float) -> int:
+        return int(x)
+
+    @client.persistent_call(donate_argnums=0)
+    def second(x: float) -> str:
+        return str(x)
+
+    assert_type(first(1.0), int)
+    assert_type(second(1.0), str)
+    assert_type(client.persistent_call(function)(1.0), bytes)
+    assert_type(client.statistics(), jaxd.Statistics)
+    assert_type(client.info(), dict[str, Any])
+    with jaxd.connect() as entered:
+        assert_type(entered, Client)
+
+
+def they_are_callables(x: float) -> bytes:
+    """Wherever a function of that type is expected."""
+    call: Callable[[float], bytes] = plain
+    return call(x)
