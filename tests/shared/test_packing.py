@@ -18,6 +18,8 @@ from jaxd_protocol.errors import ConfigurationError, PackingError
 from jaxd_protocol.packing import pack, pack_out_of_band, unpack
 from jaxd_protocol.paths import runtime_dir
 
+# Where Python keeps its .pyc files is a matter of this test.
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
 MODULE = '''
@@ -77,7 +79,7 @@ def run(program: str, *args: str, cwd: Path, data: bytes = b"", **env: str) -> b
         [sys.executable, "-c", program, *args],
         input=data,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(SHARED)} | env,
+        env=PLAIN | {"PYTHONPATH": str(SHARED)} | env,
         check=True,
         stdout=subprocess.PIPE,
     ).stdout
@@ -112,7 +114,8 @@ def test_equal_code_has_equal_bytes_in_every_process(mine: Path) -> None:
         run(PACK, "outer", cwd=mine, PYTHONHASHSEED=seed, PYTHONDONTWRITEBYTECODE="1")
         for seed in ("1", "2")
     ]
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(mine)], check=True)
+    command = [sys.executable, "-m", "compileall", "-q", str(mine)]
+    subprocess.run(command, env=PLAIN, check=True)
     assert list(mine.glob("__pycache__/mine.*.pyc"))
     cached = [run(PACK, "outer", cwd=mine, PYTHONHASHSEED=seed) for seed in ("3", "4")]
     assert len({*compiled, *cached}) == 1
