@@ -85,7 +85,8 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--control",
         metavar="PATH",
-        help="socket of `jaxd status` and `jaxd stop` (default: beside the first address)",
+        help="socket of `jaxd status` and `jaxd stop` (default: beside the first "
+        "address if that is a Unix socket, else in this environment's own directory)",
     )
 
 

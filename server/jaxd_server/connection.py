@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options
@@ -27,7 +28,8 @@ from jaxd_protocol.wire.patience import Patience
 from jaxd_server.budget import Budget, Share
 from jaxd_server.executables import Plan
 from jaxd_server.logs import log_event
-from jaxd_server.pipeline import Call, Pipeline
+from jaxd_server.outbox import Outbox
+from jaxd_server.pipeline import Call, Pipeline, Reply
 from jaxd_server.readership import Readership, Sentry
 from jaxd_server.traffic import Traffic
 
@@ -38,6 +40,9 @@ QUESTION_S: Final = 120.0
 
 QUICK_S: Final = 0.002
 """A warm call that takes no longer than this is run by the thread that read it."""
+
+MAX_WAITING_EVENTS: Final = 64
+"""Messages to one client that wait to be sent; beyond that its events are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class ServerConnection(BulkConnection):
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self._questions: dict[int, Future[tuple[Value, Frame]]] = {}
+        self._outbox = Outbox()
         self._ended = threading.Event()
         self._patience = Patience(stream.readiness())
         self._readership = Readership(self._read_one, self._on_end)
@@ -125,29 +131,49 @@ class ServerConnection(BulkConnection):
         except ValueError as error:
             raise ProtocolError("a call does not have the five values that it should.") from error
         nbytes = self._share.begin()
-        source = _Asking(self, seq)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        repeatable = bool(flags & MAY_REPEAT)
-        call = Call(
-            key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
-        )
-        plan = self._workshop.pipeline.plan(key, skeleton)
-        executable = plan.executable if plan else None
-        if executable is None:
-            self._workshop.builders.submit(self._answer, seq, call, plan, nbytes)
-        elif executable.run_s is not None and executable.run_s <= QUICK_S:
-            turn = self._readership.begin_inline()
-            self._workshop.sentry.rouse()
-            self._answer(seq, call, plan, nbytes)
-            self._readership.end_inline(turn)
-            if not self._channel.reader.has_input():
-                self._patience.wait()
-        else:
-            self._workshop.runners.submit(self._answer, seq, call, plan, nbytes)
-
-    def _answer(self, seq: int, call: Call, plan: Plan | None, nbytes: int) -> None:
         try:
-            value, buffers = self._workshop.pipeline.answer(call, plan)
+            source = _Asking(self, seq)
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            repeatable = bool(flags & MAY_REPEAT)
+            call = Call(
+                key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
+            )
+            plan = self._workshop.pipeline.plan(key, skeleton)
+            is_quick = self._is_quick(plan)
+            if not is_quick:
+                self._pool(plan).submit(self._answer_elsewhere, call, plan, nbytes)
+        except BaseException:
+            self._share.end(nbytes)
+            raise
+        if is_quick:
+            self._answer_here(call, plan, nbytes)
+
+    def _is_quick(self, plan: Plan | None) -> bool:
+        run_s = plan.executable.run_s if plan and plan.executable else None
+        return run_s is not None and run_s <= QUICK_S
+
+    def _pool(self, plan: Plan | None) -> Executor:
+        is_warm = plan is not None and plan.executable is not None
+        return self._workshop.runners if is_warm else self._workshop.builders
+
+    def _answer_here(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+        """In the reading thread, which is the connection's own: it may wait for the client."""
+        turn = self._readership.begin_inline()
+        self._workshop.sentry.rouse()
+        self._send_answer(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
+        self._readership.end_inline(turn)
+        if not self._channel.reader.has_input():
+            self._patience.wait()
+
+    def _answer_elsewhere(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+        """In a thread of a pool, which must not wait for a client that does not read."""
+        reply = self._workshop.pipeline.answer(call, plan)
+        self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
+
+    def _send_answer(self, seq: int, reply: Reply, nbytes: int) -> None:
+        value: Value
+        try:
+            value, buffers = reply
             size = sum(map(len, buffers))
             if size > self._workshop.max_result_bytes:
                 value, buffers = self._over_limit(size), ()
@@ -215,11 +241,16 @@ class ServerConnection(BulkConnection):
             self._share.unpark()
 
     def tell(self, verb: str, *args: Value) -> None:
-        """Sends the client a message that it does not answer; a client that is gone is ignored."""
-        try:
+        """Sends the client a message that it does not answer, without waiting for it to go out.
+
+        Dropped when the client is gone, or too much waits for it already.
+        """
+        if len(self._outbox) < MAX_WAITING_EVENTS:
+            self._outbox.put(partial(self._send_message, verb, args))
+
+    def _send_message(self, verb: str, args: tuple[Value, ...]) -> None:
+        with suppress(EOFError):
             self.send_request(next(self.numbers), verb, args)
-        except EOFError:
-            return
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """The client answered one of our questions."""

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import AuthenticationFailed, ProtocolError
-from jaxd_protocol.handshake import MAGIC, Guest, Transcript, greet_client, refuse
+from jaxd_protocol.handshake import (
+    MAGIC,
+    Guest,
+    Transcript,
+    greet_client,
+    receive_message,
+    refuse,
+)
 
 __all__ = ["GREETING_S", "Admitted", "Doorman", "peer_uid"]
 
 GREETING_S = 10.0
-"""Seconds that each step of a handshake may take."""
+"""Seconds that a whole handshake may take."""
+
+MAX_STRANGERS = 64
+"""Peers that may be shaking hands at once on a listener that asks for a token."""
 
 _UCRED = struct.Struct("3i")
 
@@ -62,6 +75,7 @@ class Doorman:
         self._uid = uid
         self._open = self._unix or (stock_loopback and address.is_loopback)
         self._versions = versions
+        self._room = threading.Semaphore(MAX_STRANGERS)
 
     def admit(self, sock: socket.socket) -> Admitted:
         """Lets one peer in.
@@ -69,16 +83,36 @@ class Doorman:
         Raises:
             AuthenticationFailed: wrong user, wrong or missing token.
             VersionMismatch: our own client, but of another Python or protocol.
-            ProtocolError: something that is no client at all.
+            ProtocolError: something that is no client at all, or one too many at a time.
             EOFError, OSError: the peer left or was too slow.
         """
-        principal = self._principal_of(sock)
-        sock.settimeout(None if self._open else GREETING_S)
-        first = self._peek(sock)
-        sock.settimeout(GREETING_S)
+        principal, wrong_user = self._principal_of(sock)
+        if self._open and wrong_user is None:
+            sock.settimeout(None)  # a stock client speaks when it has something to ask
+            first = self._peek(sock)
+            return self._greet(_within(sock, GREETING_S), first, principal)
+        with self._room_for_one():
+            hurried = _within(sock, GREETING_S)
+            first = self._peek(hurried)
+            if wrong_user is not None:
+                raise _refused(hurried, wrong_user, is_ours=first == MAGIC)
+            return self._greet(hurried, first, principal)
+
+    @contextmanager
+    def _room_for_one(self) -> Iterator[None]:
+        if not self._room.acquire(blocking=False):
+            raise ProtocolError(f"{MAX_STRANGERS} others are shaking hands. Try again later.")
+        try:
+            yield
+        finally:
+            self._room.release()
+
+    def _greet(self, sock: socket.socket, first: bytes, principal: str) -> Admitted:
         if first == MAGIC:
+            token = None
+            if self._token is not None or not self._open:
+                token = self._required_token(sock)
             sock.recv(len(MAGIC), socket.MSG_WAITALL)
-            token = None if self._open and self._token is None else self._required_token(sock)
             guest, said = greet_client(sock, self._versions, token, principal)
             return Admitted(guest.principal, guest, said, token)
         if not self._open:
@@ -91,17 +125,20 @@ class Doorman:
     def _required_token(self, sock: socket.socket) -> str:
         if self._token is None:
             text = "the server has no token and takes no clients over TCP."
-            refuse(sock, AuthenticationFailed, text)
-            raise AuthenticationFailed(text)
+            raise _refused(sock, text, is_ours=True)
         return self._token
 
-    def _principal_of(self, sock: socket.socket) -> str:
+    def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
+        """Who the peer is without a token, and why it may not be here, if so."""
         if not self._unix:
-            return f"anonymous@{sock.getpeername()[0]}"
+            return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
         if uid not in (None, self._uid, 0):
-            raise AuthenticationFailed(f"user {uid} may not use the server of user {self._uid}")
-        return f"uid:{self._uid if uid is None else uid}"
+            return f"uid:{uid}", (
+                f"user {uid} may not use the server of user {self._uid}. Start one of your own: "
+                "`jaxd start`."
+            )
+        return f"uid:{self._uid if uid is None else uid}", None
 
     def _peek(self, sock: socket.socket) -> bytes:
         first = b""
@@ -113,6 +150,45 @@ class Doorman:
             if not MAGIC.startswith(first):
                 break
         return first
+
+
+def _refused(sock: socket.socket, text: str, *, is_ours: bool) -> AuthenticationFailed:
+    """Tells one of our own clients why it may not come in, and returns that as an error."""
+    if is_ours:
+        with suppress(ProtocolError, EOFError, OSError):
+            sock.recv(len(MAGIC), socket.MSG_WAITALL)
+            receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
+            refuse(sock, AuthenticationFailed, text)
+    return AuthenticationFailed(text)
+
+
+class _Hurried:
+    """A socket on which everything together has to be over at one moment."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._until = time.monotonic() + seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv(self, count: int, flags: int = 0) -> bytes:
+        self._hurry()
+        return self._sock.recv(count, flags)
+
+    def sendall(self, data: bytes) -> None:
+        self._hurry()
+        self._sock.sendall(data)
+
+    def _hurry(self) -> None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the handshake took too long")
+        self._sock.settimeout(left_s)
+
+
+def _within(sock: socket.socket, seconds: float) -> socket.socket:
+    return cast("socket.socket", _Hurried(sock, seconds))
 
 
 def peer_uid(sock: socket.socket) -> int | None:

@@ -43,7 +43,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         listener: an inherited, bound and listening socket.
         address: what it listens on.
         doorman: decides who comes in.
-        sessions: where our own clients are entered.
+        sessions: where clients are entered.
         workshop: what all connections share.
         welcome: what a client is told of the server, beside its session.
     """
@@ -134,22 +134,32 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             sock.close()
 
     def _serve_client(self, sock: socket.socket, admitted: Admitted) -> None:
-        workshop = self._workshop
         if admitted.guest is None or admitted.said is None:
-            tune_socket(sock)
-            share = Share(workshop.budget, workshop.slots)
-            channel = BulkChannel(BulkStream(sock), workshop.max_frame_bytes)
-            return serve_stock(workshop.pipeline, share, channel, admitted.principal)
+            return self._serve_stock_client(sock, admitted.principal)
         session = self._sessions.enter(admitted.guest.session, admitted.principal)
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
             finish_greeting(sock, versions, admitted.token, admitted.said, welcome)
             tune_socket(sock)
-            ServerConnection(self.service, BulkStream(sock), workshop).serve()
+            ServerConnection(self.service, BulkStream(sock), self._workshop).serve()
         finally:
             self._sessions.leave(session)
         return None
+
+    def _serve_stock_client(self, sock: socket.socket, principal: str) -> None:
+        tune_socket(sock)
+        workshop = self._workshop
+        share = Share(workshop.budget, workshop.slots)
+        channel = BulkChannel(BulkStream(sock), workshop.max_frame_bytes, share.admit)
+        session = self._sessions.enter(None, principal)
+        workshop.traffic.add(channel)
+        try:
+            serve_stock(workshop.pipeline, share, channel, principal)
+        finally:
+            share.close()
+            workshop.traffic.remove(channel)
+            self._sessions.leave(session, for_good=True)
 
 
 def _peer_of(sock: socket.socket) -> str:

@@ -121,6 +121,8 @@ class Executables:
         statics = self._statics.get(function.key)
         if statics is None:
             statics = statics_of(function.function, function.options)
+            if len(self._statics) >= _PLANS_PER_EXECUTABLE * self._limit:
+                self._statics.clear()  # of functions that fail each time; made again in no time
             self._statics[function.key] = statics
         return statics
 
@@ -140,4 +142,7 @@ class Executables:
             for bytes_, plan in list(self._plans.items()):
                 if id(plan.executable) in gone:
                     del self._plans[bytes_]
+            alive = {key for key, _ in self._executables}
+            for key in [key for key in list(self._statics) if key not in alive]:
+                self._statics.pop(key, None)
         return len(oldest)

@@ -31,7 +31,7 @@ _FIXED: Final[Mapping[str, Any]] = {
     "jax_random_seed_offset": 0,
     "jax_enable_custom_prng": False,
     "jax_legacy_prng_key": "allow",
-    "jax_softmax_custom_jvp": True,
+    "jax_softmax_custom_jvp": False,
     "jax_disable_jit": False,
 }
 """Settings that decide about results as well, but do not travel: as in a jax that nobody set up."""

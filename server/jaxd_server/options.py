@@ -62,7 +62,8 @@ class ServerOptions:
         builds: programs that are compiled at the same time.
         session_grace_s: seconds that a session outlives its last connection.
         log_format: `"text"` for people or `"json"` for machines.
-        auto: whether a client started this server unasked, so that it must stay modest.
+        auto: whether a client started this server unasked: it then takes device memory only as
+            it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
     """
 
     listen: tuple[Address, ...] = field(default_factory=_local_socket)

@@ -31,8 +31,12 @@ from jaxd_server.traffic import Traffic
 
 __all__ = ["Parts"]
 
-_BUILDER_THREADS = 64
-"""Calls that may wait for a build at once; how many build is limited by `--builds`."""
+_BUILDER_THREADS = 1024
+"""Calls that may wait for a build, or for a client to say what its function is, at once.
+
+Started as they are needed. Many, so that some clients that do not answer do not keep the others
+waiting; how many build is limited by `--builds`.
+"""
 
 _MAX_EXECUTABLES = 400
 """At about 130 memory maps each, what a Linux process may have by default is 500."""
@@ -110,9 +114,13 @@ class Parts:
             "sessions": len(self._sessions),
             "running_calls": len(running),
             "running": running,
-            "idle_s": 0.0 if running else round(self._counters.idle_s, 3),
+            "idle_s": 0.0 if running else round(self._idle_s(), 3),
             **self._traffic.totals(),
         }
+
+    def _idle_s(self) -> float:
+        """Seconds since the last call, or since a client left when that was later."""
+        return min(self._counters.idle_s, self._sessions.quiet_s)
 
     def devices(self) -> list[str]:
         """The devices that this worker owns; starts jax's backend if nothing has yet."""

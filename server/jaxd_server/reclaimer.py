@@ -32,7 +32,9 @@ class Reclaimer:
 
     def __init__(self) -> None:
         self._pools: list[Reclaimable] = []
-        self._lock = threading.Lock()  # one relief at a time
+        self._wanted = False
+        self._relieving = False
+        self._lock = threading.Lock()  # guards _wanted and _relieving: one relief at a time
 
     def register(self, pool: Reclaimable) -> None:
         """Adds a pool; it is asked from now on."""
@@ -41,15 +43,36 @@ class Reclaimer:
     def relieve(self) -> int:
         """Brings every pool within its limit, and the process within its share of memory maps.
 
-        Called after something was added. Returns the number of entries that were dropped.
+        Called after something was added. Returns the number of entries that were dropped; while
+        another thread is at it, that one looks once more, and this one returns 0.
         """
         with self._lock:
-            dropped = sum(pool.reclaim(pool.surplus()) for pool in self._pools)
-            if map_pressure() > _MAP_SHARE:
-                dropped += sum(pool.reclaim(8) for pool in self._pools)
-            if dropped:
-                gc.collect()  # a dropped program is freed with the cycles that hold it
-            return dropped
+            self._wanted = True
+            if self._relieving:
+                return 0
+            self._relieving = True
+        dropped = 0
+        try:
+            while self._is_wanted():
+                dropped += self._relieve_once()
+        except BaseException:
+            self._relieving = False  # the next one may try
+            raise
+        return dropped
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody asked since the last look; if nobody did, the relief is over."""
+        with self._lock:
+            self._relieving, self._wanted = self._wanted, False
+            return self._relieving
+
+    def _relieve_once(self) -> int:
+        dropped = sum(pool.reclaim(pool.surplus()) for pool in self._pools)
+        if map_pressure() > _MAP_SHARE:
+            dropped += sum(pool.reclaim(8) for pool in self._pools)
+        if dropped:
+            gc.collect()  # a dropped program is freed with the cycles that hold it
+        return dropped
 
 
 def map_pressure() -> float:

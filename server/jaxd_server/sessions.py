@@ -37,7 +37,8 @@ class Sessions:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._sessions: dict[str, Session] = {}
-        self._lock = threading.Lock()  # guards _sessions and the fields of each session
+        self._left_at = time.monotonic()
+        self._lock = threading.Lock()  # guards both of these and the fields of each session
 
     def enter(self, wanted: str | None, principal: str) -> Session:
         """The session `wanted` when this principal left it not too long ago, else a new one."""
@@ -50,12 +51,19 @@ class Sessions:
             session.connections += 1
             return session
 
-    def leave(self, session: Session) -> None:
-        """One connection of the session ended."""
+    def leave(self, session: Session, *, for_good: bool = False) -> None:
+        """One connection of the session ended; `for_good` when its client cannot come back."""
         with self._lock:
             session.connections -= 1
-            session.left_at = time.monotonic()
+            session.left_at = self._left_at = time.monotonic()
+            if for_good and not session.connections:
+                self._sessions.pop(session.id, None)
             self._forget_expired()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a connection ended last, or since the start."""
+        return time.monotonic() - self._left_at
 
     @property
     def connections(self) -> int:

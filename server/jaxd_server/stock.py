@@ -87,6 +87,10 @@ class StockService(rpyc.Service):  # type: ignore[misc]
         self._pipeline = pipeline
         self.share = share
 
+    # what rpyc exposes of its own accord, and nobody here needs
+    exposed_get_service_aliases = None
+    exposed_get_service_name = None
+
     def exposed_ping(self) -> str:
         """Answers `pong`."""
         return "pong"

@@ -79,6 +79,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
+                env=_environment(options),
                 pass_fds=[theirs.fileno(), *(one.socket.fileno() for one in listeners)],
                 start_new_session=True,
             )
@@ -201,6 +202,12 @@ class WorkerProcess:
                     self._answer = None
             case _:
                 pass  # what a newer worker may say beyond this is not the host's to judge
+
+
+def _environment(options: ServerOptions) -> dict[str, str]:
+    """That of this process; an `auto` server, which nobody asked for, preallocates no memory."""
+    modest = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if options.auto else {}
+    return modest | dict(os.environ)
 
 
 def _argument(

@@ -12,6 +12,7 @@ import pytest
 
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded
+from jaxd_server import connection as module
 from tests.server.in_process import Peer, Shop, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
@@ -239,3 +240,56 @@ def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: Shop) -> N
     release.set()
     assert entered.is_set()
     assert float(wait(np.float32(5))) == 5.0
+
+
+@pytest.mark.parametrize("quick_s", [module.QUICK_S, -1.0], ids=["short calls", "long calls"])
+def test_clients_that_do_not_read_hold_up_nobody_else(
+    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch, quick_s: float
+) -> None:
+    """More large replies wait for them than there are threads."""
+    monkeypatch.setattr(module, "QUICK_S", quick_s)
+    shop = open_shop(threads=2)
+    stopped = [shop.peer(Source(_fill)) for _ in range(2)]
+    for peer in stopped:
+        peer.call(np.float32(0))
+    replies = [_ask(peer, np.float32(number)) for peer in stopped for number in range(8)]
+    workshop = shop.parts._workshop
+    until(lambda: shop.counters.snapshot()["calls"] == len(replies) + len(stopped))
+    client = shop.client()
+    double = client.persistent_call(lambda x: x * 2)
+    assert [float(double(float(x))) for x in range(5)] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    slow = client.persistent_call(_fill)
+    assert slow(np.float32(3)).shape == (1 << 20,)
+    until(lambda: workshop.budget.calls == len(replies))
+    for peer in stopped:
+        peer.shut()
+    until(lambda: workshop.budget.calls == 0)
+
+
+def _fill(x: Any) -> Any:
+    return jax.numpy.zeros(1 << 20) + x
+
+
+def _ask(peer: Peer, *args: Any) -> int:
+    """Makes a call and reads no reply."""
+    assert peer._source is not None
+    call = peer._source.call(args)
+    seq = next(peer.numbers)
+    peer.send_request(seq, "call", (call.key, call.skeleton, call.blob, None, 1), call.buffers)
+    return seq
+
+
+def test_events_for_a_client_that_does_not_read_are_dropped(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reports one never waits."""
+    monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 4)
+    peer = shop.peer(Source(_triple))
+    peer.call(1.0)
+    (readership,) = shop.parts._workshop.sentry._watched
+    connection: Any = readership._read_one.__self__  # type: ignore[attr-defined]
+    for _ in range(20):
+        connection.tell("event", 1, "stage", "x" * (1 << 20))
+    assert len(connection._outbox) <= 4
+    peer.shut()
+    until(lambda: not len(connection._outbox))

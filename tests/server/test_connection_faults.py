@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxd_server import connection as module
-from tests.server.in_process import Shop
+from tests.server.in_process import Shop, Source
 from tests.server.staging import PATIENCE_S, until
 
 OpenShop = Callable[..., Shop]
@@ -36,6 +36,17 @@ def test_a_message_that_makes_no_sense_ends_its_connection_only(
     assert log[0][0] == "connection_dropped"
     until(lambda: shop.parts.status()["connections"] == 1)
     assert other.statistics().connections == 1
+    assert shop.parts._workshop.budget.calls == 0
+
+
+def test_a_call_that_no_thread_takes_gives_back_what_it_held(shop: Shop, log: Log) -> None:
+    """Else the server could not drain any more."""
+    shop.parts._workshop.builders.shutdown()
+    with pytest.raises(EOFError):
+        shop.peer(Source(lambda x: x)).call(1.0)
+    until(lambda: log)
+    assert shop.parts._workshop.budget.calls == 0
+    assert shop.parts._workshop.budget.idle.is_set()
 
 
 def test_an_unknown_question_ends_its_connection_only(shop: Shop, log: Log) -> None:

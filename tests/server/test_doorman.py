@@ -143,12 +143,29 @@ def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
 
 
 def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a byte of what it sent is read."""
+    """Our own client learns why, whatever it said."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
     meeting = Meeting(unix, doorman(UNIX, uid=1234), with_token(None))
-    assert type(meeting.server) is AuthenticationFailed
+    assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
-    assert isinstance(meeting.client, OSError | EOFError)
+    assert str(meeting.client) == str(meeting.server)
+
+
+def test_a_stock_client_of_another_user_is_dropped(
+    unix: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not understand the reason."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    meeting = Meeting(unix, doorman(UNIX, uid=1234), saying(STOCK))
+    assert type(meeting.server) is AuthenticationFailed
+
+
+def test_another_user_is_not_waited_for(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike a stock client of ours."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    monkeypatch.setattr(module, "GREETING_S", 0.05)
+    meeting = Meeting(unix, doorman(UNIX, uid=1234), saying(b"", leave=False))
+    assert isinstance(meeting.server, TimeoutError)
 
 
 def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,3 +303,43 @@ def test_a_slow_peer_on_a_unix_socket_is_not_waited_for_either(
     monkeypatch.setattr(module, "GREETING_S", 0.05)
     meeting = Meeting(unix, doorman(UNIX), saying(MAGIC, leave=False))
     assert isinstance(meeting.server, TimeoutError)
+
+
+def test_a_trickling_peer_is_not_waited_for(tcp: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is for the whole handshake, however many bytes come in it."""
+    monkeypatch.setattr(module, "GREETING_S", 0.3)
+    over = threading.Event()
+
+    def trickle(sock: socket.socket) -> None:
+        sock.sendall(MAGIC + b"\x0f\xff")
+        while not over.wait(0.02):
+            sock.sendall(b" ")
+
+    def admit() -> None:
+        try:
+            with pytest.raises(TimeoutError):
+                doorman(TCP, TOKEN).admit(tcp[1])
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=trickle, args=(tcp[0],), daemon=True)
+    thread.start()
+    admit()
+    thread.join(PATIENCE_S)
+
+
+def test_no_more_than_so_many_shake_hands_at_once(
+    tcp: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a token is asked for; each that leaves makes room for another."""
+    monkeypatch.setattr(module, "MAX_STRANGERS", 1)
+    keeper = doorman(TCP, TOKEN)
+    with keeper._room_for_one(), pytest.raises(ProtocolError, match="Try again later"):
+        keeper.admit(tcp[1])
+    assert Meeting(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
+
+
+def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are all the same user's."""
+    monkeypatch.setattr(module, "MAX_STRANGERS", 0)
+    assert Meeting(unix, doorman(UNIX), with_token(None)).client["session"] == "s"

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import pytest
+from rpyc.utils.factory import unix_connect
 
 import jaxd
 from jaxd_protocol.handshake import MAGIC
@@ -142,3 +146,39 @@ def test_a_process_that_may_open_no_more_files_goes_on_later(
     monkeypatch.setattr(endpoint, "listener", Full())
     assert [shop.client().statistics().connections for _ in range(2)] == [2, 3]
     assert [event for event, _ in log] == ["cannot_accept"]
+
+
+def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: Shop) -> None:
+    """So that a server that serves only such clients does not stop for idleness."""
+    with unix_connect(shop.unix.removeprefix("unix://")) as stock:
+        assert stock.root.ping() == "pong"
+        status = shop.parts.status()
+        assert status["connections"] == status["sessions"] == 1
+        assert status["bytes_received"] > 0
+        assert status["bytes_sent"] > 0
+    until(lambda: shop.parts.status()["connections"] == 0)
+    assert shop.parts.status()["sessions"] == 0
+
+
+def test_what_a_stock_client_sends_counts_towards_the_budget(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is given back, also when the client dies in the middle of a message."""
+    budget, held = shop.parts._workshop.budget, list[int]()
+    answer = shop.parts.pipeline.answer
+
+    def watched(*args: Any) -> Any:
+        held.append(budget.used)
+        return answer(*args)
+
+    monkeypatch.setattr(shop.parts.pipeline, "answer", watched)
+    numbers = np.random.default_rng(0).random(10_000)  # rpyc would compress zeros away
+    data = [*map(cloudpickle.dumps, (lambda x: x[0], (numbers,), {}))]
+    with unix_connect(shop.unix.removeprefix("unix://")) as stock:
+        stock.root.call(*data)
+        until(lambda: budget.used == 0)
+    assert held[0] > 50_000
+    with shop.raw() as sock:
+        sock.sendall(struct.pack("!LB", 1_000_000, 0) + bytes(10))
+        until(lambda: budget.used > 1_000_000)
+    until(lambda: budget.used == 0)

@@ -11,6 +11,7 @@ import pytest
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import statics_of
+from jaxd_server import executables as module
 from jaxd_server.compiler import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Function
@@ -258,3 +259,27 @@ def test_reclaiming_frees_the_compiled_programs(kitchen: Kitchen) -> None:
     gc.collect()
     assert live_executables() == before
     assert kitchen.counts() == (10, 10)
+
+
+def test_what_is_known_of_a_function_goes_with_its_last_executable() -> None:
+    """A server that has seen many functions does not remember all of them."""
+    shelf = Shelf()
+    kept, gone = function_of(lambda x: x), function_of(lambda x: x * 2, Options(inline=True))
+    for function, count in ((gone, 1), (kept, 2)):
+        for size in range(count):
+            shelf.obtain(function, np.ones(size))
+    assert set(shelf.table._statics) == {kept.key, gone.key}
+    assert shelf.table.reclaim(2) == 2
+    assert set(shelf.table._statics) == {kept.key}
+
+
+def test_functions_that_fail_each_time_are_not_all_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have no executable with which they could go."""
+    monkeypatch.setattr(module, "_PLANS_PER_EXECUTABLE", 0)
+    shelf = Shelf()
+    for options in (Options(), Options(inline=True)):
+        with pytest.raises(ArgumentError):
+            shelf.obtain(function_of(lambda x: x, options), "text")
+    assert len(shelf.table._statics) == 1

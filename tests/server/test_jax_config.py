@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -82,3 +85,21 @@ def test_nothing_to_set_costs_nothing() -> None:
     assert configured(()) is configured(())
     with configured(()), configured(()):
         assert now() == dict(CONFIG_DEFAULTS)
+
+
+def test_what_is_fixed_is_jaxs_own_default() -> None:
+    """In a process that nobody set up; else results would differ from plain jax's."""
+    program = """
+import jax
+from jaxd_server.jax_config import restore_defaults
+print(restore_defaults())
+"""
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -10,6 +10,7 @@ import jaxd
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
 from jaxd_protocol.tokens import write_token_file
 from tests.server.in_process import Shop
+from tests.server.staging import until
 
 
 def test_a_fresh_worker_holds_nothing(shop: Shop) -> None:
@@ -69,3 +70,19 @@ def test_options_reach_the_parts(open_shop: Callable[..., Shop]) -> None:
     workshop = shop.parts._workshop
     assert (workshop.slots, workshop.budget.limit) == (3, 1 << 20)
     assert workshop.max_result_bytes == 1 << 10
+
+
+def test_a_server_is_not_idle_at_once_when_a_client_leaves(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that client had not called."""
+    monkeypatch.setattr(type(shop.counters), "idle_s", 5_000.0)
+    monkeypatch.setattr(type(shop.parts._sessions), "quiet_s", 7_000.0)
+    assert shop.parts.status()["idle_s"] == 5_000.0
+    monkeypatch.undo()
+    monkeypatch.setattr(type(shop.counters), "idle_s", 5_000.0)
+    client = shop.client()
+    client.statistics()
+    client.close()
+    until(lambda: not shop.parts.status()["connections"])
+    assert shop.parts.status()["idle_s"] < 1_000

@@ -81,3 +81,39 @@ def test_without_proc_there_is_no_pressure(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("builtins.open", missing)
     assert map_pressure() == 0.0
+
+
+def test_who_comes_during_a_relief_does_not_wait_and_is_not_forgotten() -> None:
+    """The one that is at it looks once more."""
+    reclaimer = Reclaimer()
+
+    class Growing(Pool):
+        def reclaim(self, count: int) -> int:
+            dropped = super().reclaim(count)
+            if len(self.asked) == 1:
+                self.held += 3  # another thread builds and comes to be relieved
+                assert reclaimer.relieve() == 0
+            return dropped
+
+    pool = Growing(5, 3)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 5
+    assert pool.held == 3
+    assert reclaimer.relieve() == 0
+
+
+def test_a_relief_that_fails_does_not_prevent_the_next() -> None:
+    """The error is its own."""
+    reclaimer = Reclaimer()
+
+    class Failing(Pool):
+        def surplus(self) -> int:
+            if self.held == 5:
+                self.held += 1
+                raise RuntimeError
+            return super().surplus()
+
+    reclaimer.register(Failing(5, 3))
+    with pytest.raises(RuntimeError):
+        reclaimer.relieve()
+    assert reclaimer.relieve() == 3

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 from jaxd_server.sessions import Sessions
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_new_client_gets_a_session_of_its_own() -> None:
@@ -55,3 +61,22 @@ def test_a_session_is_forgotten_when_the_grace_is_over() -> None:
     sessions.leave(session)
     assert len(sessions) == 0
     assert sessions.enter(session.id, "uid:1") is not session
+
+
+def test_a_client_that_cannot_come_back_leaves_nothing() -> None:
+    """A stock client does not know the name of its session."""
+    sessions = Sessions(60.0)
+    sessions.leave(sessions.enter(None, "uid:1"), for_good=True)
+    assert len(sessions) == 0
+
+
+def test_the_quiet_begins_when_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first one, at the start."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    sessions = Sessions(60.0)
+    session = sessions.enter(None, "uid:1")
+    now = 130.0
+    assert sessions.quiet_s == 30.0
+    sessions.leave(session)
+    assert sessions.quiet_s == 0.0

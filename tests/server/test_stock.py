@@ -119,6 +119,12 @@ def test_nothing_but_the_two_methods_can_be_reached(stock: Connection, name: str
         stock.sync_request(consts.HANDLE_GETATTR, root.call, name.replace("_pipeline", "__func__"))
 
 
+@pytest.mark.parametrize("name", ["get_service_name", "get_service_aliases"])
+def test_what_rpyc_exposes_by_itself_is_switched_off(stock: Connection, name: str) -> None:
+    """Nothing that can be called is there."""
+    assert getattr(stock.root, name) is None
+
+
 @pytest.mark.parametrize("name", ["ping", "call"])
 def test_attributes_cannot_be_set_or_deleted(stock: Connection, name: str) -> None:
     """The server's objects stay as they are."""

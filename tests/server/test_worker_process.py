@@ -6,13 +6,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from jaxd_server.options import ServerOptions
 from jaxd_server.worker_process import WorkerProcess
-
-if TYPE_CHECKING:
-    import pytest
 
 PRELUDE = """
 import json, socket, sys
@@ -26,12 +25,16 @@ def say(**message):
 PATIENCE_S = 30.0
 
 
-def run(program: str, scenario: Callable[[WorkerProcess], Awaitable[None]]) -> WorkerProcess:
+def run(
+    program: str,
+    scenario: Callable[[WorkerProcess], Awaitable[None]],
+    options: ServerOptions | None = None,
+) -> WorkerProcess:
     """Starts a worker that does `program`, plays `scenario` with it, and ends it."""
 
     async def play() -> WorkerProcess:
         command = [sys.executable, "-P", "-c", PRELUDE + program]
-        worker = WorkerProcess.start(command, ServerOptions(), [], 7)
+        worker = WorkerProcess.start(command, options or ServerOptions(), [], 7)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, worker.collect)
         try:
@@ -120,3 +123,28 @@ def test_garbage_on_the_tether_does_not_harm_the_host(runtime: Path) -> None:
         assert not await worker.refresh(PATIENCE_S)
 
     run('tether.write("garbage\\n"); tether.flush(); tether.read()', scenario)
+
+
+@pytest.mark.parametrize(
+    ("auto", "given", "expected"),
+    [(True, None, "false"), (True, "true", "true"), (False, None, "None")],
+)
+def test_a_server_that_nobody_asked_for_does_not_preallocate(
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    auto: bool,
+    given: str | None,
+    expected: str,
+) -> None:
+    """It would take most of a GPU; the user's own word counts more."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+
+    run(f"import os; print(os.environ.get({name!r}))", scenario, ServerOptions(auto=auto))
+    assert capfd.readouterr().err.strip() == expected
