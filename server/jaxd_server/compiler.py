@@ -19,7 +19,7 @@ from jax import monitoring
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.functions import Function
 from jaxd_server.jax_config import configured, restore_defaults
-from jaxd_server.progress import Emit, current_build, watch_build
+from jaxd_server.progress import Emit
 from jaxd_server.statistics import Counters
 
 __all__ = ["Compiler", "Executable"]
@@ -86,9 +86,6 @@ class Compiler:
         # jax calls this in the thread that compiles
         if event == _COMPILE_EVENT:
             self._counters.add(compiles=1)
-            build = current_build()
-            if build is not None:
-                build.compiles += 1
 
     def build(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], emit: Emit
@@ -98,7 +95,7 @@ class Compiler:
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
-        with self._room, watch_build():
+        with self._room:
             started = time.monotonic()
             try:
                 with configured(function.options.config):
@@ -128,9 +125,6 @@ class Compiler:
         @functools.wraps(function)
         def private(*args: Any, **kwargs: Any) -> Any:
             self._counters.add(traces=1)
-            build = current_build()
-            if build is not None:
-                build.traces += 1
             return function(*args, **kwargs)
 
         return private
