@@ -4,6 +4,7 @@
 VENV ?= .venv
 BENCH_ARGS ?=
 TEST_ARGS ?=
+EXTRAS ?= server,demo,dev
 DEMO_ARGS ?=
 
 # The first of these that is 3.11 to 3.13 and can make a virtual environment. Asked by running it:
@@ -25,6 +26,7 @@ help:
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
 	@echo
+	@echo 'EXTRAS=server,demo,dev,libraries also tests with flax, equinox, optax, haiku and others.'
 	@echo 'PYTHON=python3.12 chooses the interpreter, VENV=.venv-3.12 the environment.'
 
 demo: $(VENV)/.demo
@@ -56,8 +58,8 @@ $(VENV)/.made:
 
 # The environment for development holds all that the demo needs, so it counts as both.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo 'installing jaxd[server,demo,dev] into $(VENV) (once) ...'
-	@$(pip) -e '.[server,demo,dev]'
+	@echo 'installing jaxd[$(EXTRAS)] into $(VENV) (once) ...'
+	@$(pip) -e '.[$(EXTRAS)]'
 	@touch $(VENV)/.demo $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made

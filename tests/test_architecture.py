@@ -41,7 +41,7 @@ DOORS = {
         "server/jaxd_server/endpoint.py",
         "server/jaxd_server/stock.py",  # serves clients that have only rpyc
     ),
-    "cloudpickle": ("shared/jaxd_protocol/packing.py",),
+    "cloudpickle": ("shared/jaxd_protocol/packing/stock.py",),
 }
 
 # The only files that may import jax or jaxlib when they are imported themselves.
@@ -60,7 +60,8 @@ JAX_AT_IMPORT = (
 JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/demo/digits.py",  # what a user would write
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
-    "shared/jaxd_protocol/pytree_classes.py",  # runs where a class arrives: on the server
+    "shared/jaxd_protocol/packing/arrays.py",  # the same
+    "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
 )
 
 # A fresh process that only says `import jaxd` must not pay for these.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxd.jax_side import encode_jax
+from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.lazy import LazyArray
 from jaxd.results import PRNGKeys
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.trees.layout import COUNT
+
+if TYPE_CHECKING:
+    from jaxd_protocol.packing import Packed
 
 __all__ = ["ArgumentEncoder", "encode_arguments"]
 
@@ -20,19 +23,20 @@ def encode_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     statics: Statics,
-    classes: dict[tuple[str, str], type],
+    met: dict[Any, Any],
 ) -> tuple[bytes, bytes, list[memoryview]]:
     """Skeleton, blob and buffers of a call.
 
-    Classes that are met on the way are entered in `classes`, so that results can come back as
-    their instances. Large contiguous arrays are not copied: the buffers are views of them.
+    Classes and callables that are met on the way are entered in `met`, by name and by content id,
+    so that results can come back as their instances, and with them. Large contiguous arrays are
+    not copied: the buffers are views of them.
 
     Raises:
         ArgumentError: when a value is of no use to jax.
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(classes)
+    encoder = ArgumentEncoder(met)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
@@ -43,9 +47,9 @@ def encode_arguments(
 class ArgumentEncoder(TreeEncoder):
     """Knows numpy, jax and this package's own arrays; anything else is pickled."""
 
-    def __init__(self, classes: dict[tuple[str, str], type]) -> None:
+    def __init__(self, met: dict[Any, Any]) -> None:
         super().__init__()
-        self._classes = classes
+        self._met = met
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
         """Appends the arguments, the static ones as part of the structure."""
@@ -69,7 +73,7 @@ class ArgumentEncoder(TreeEncoder):
         from jaxd_protocol.packing import pack
 
         data = pack(value, f"a static argument of type {type(value).__name__}")
-        self._classes.update(data.classes)
+        self._meet(value, data)
         self._skeleton += (b"Q", COUNT.pack(len(data)), data)
 
     def other(self, value: Any) -> None:
@@ -105,16 +109,30 @@ class ArgumentEncoder(TreeEncoder):
     def _pickled(self, value: Any) -> None:
         from jaxd_protocol.packing import pack_out_of_band
 
-        if callable(value) or isinstance(value, type):
+        if _is_code(value):
             raise ArgumentError(
                 f"an argument is a {type(value).__name__}, which jax cannot trace. Declare it in "
                 "static_argnames, or make it part of the function with functools.partial."
             )
         data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
-        self._classes.update(data.classes)
+        self._meet(value, data)
         self._skeleton += (b"P", COUNT.pack(len(buffers)))
         self.buffers.append(memoryview(data))
         self.buffers += buffers
+
+    def _meet(self, value: Any, data: Packed) -> None:
+        cls = type(value)
+        self._met[cls.__module__, cls.__qualname__] = cls
+        self._met.update(data.classes)
+        self._met.update(data.objects)
+
+
+def _is_code(value: Any) -> bool:
+    """Whether this is a function or the like, and no callable node of a tree, such as a layer."""
+    if isinstance(value, type):
+        return True
+    jax = loaded_jax()
+    return callable(value) and (jax is None or jax.tree_util.all_leaves((value,)))
 
 
 def _by_name(cls: type) -> bool:

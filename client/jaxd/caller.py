@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
+from jaxd.notices import Notices
 from jaxd.progress import Progress
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import FAILED, MAY_REPEAT
-from jaxd_protocol.errors import ConnectionLost, WorkerLost
-from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT
+from jaxd_protocol.errors import ConnectionLost, ProtocolError, WorkerLost, WorkerReplaced
+from jaxd_protocol.failures import is_failure, rebuild_failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
-__all__ = ["Caller", "Encoded", "HasCaller", "default_caller", "lost_twice"]
+__all__ = ["MAX_WORKERS", "Caller", "Encoded", "HasCaller", "default_caller", "lost_twice"]
+
+MAX_WORKERS = 4
+"""How many workers a call is sent to while one after the other is replaced."""
 
 
 class Encoded(NamedTuple):
@@ -37,6 +41,7 @@ class Encoded(NamedTuple):
         skeleton, blob, buffers: the arguments; buffers are views of the caller's arrays.
         timeout_s: seconds until the caller gives up, or None.
         results: in which form the caller wants the result.
+        strict: whether packages that differ on the server are an error.
     """
 
     spec: Spec
@@ -45,11 +50,13 @@ class Encoded(NamedTuple):
     buffers: Sequence[memoryview]
     timeout_s: float | None
     results: ResultsAs
+    strict: bool = False
 
     @property
     def message(self) -> tuple[Any, ...]:
         """The arguments of the request `call`."""
-        return (self.spec.key, self.skeleton, self.blob, self.timeout_s, MAY_REPEAT)
+        flags = MAY_REPEAT | (STRICT if self.strict else 0)
+        return (self.spec.key, self.skeleton, self.blob, self.timeout_s, flags)
 
 
 class Caller:
@@ -63,12 +70,14 @@ class Caller:
         session: the server's name for this client, kept over connections.
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
+        notices: says what the server has to say of calls.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
         self.progress = Progress()
+        self.notices = Notices()
         self.after_fork()
         forget_after_fork(self)
 
@@ -76,6 +85,7 @@ class Caller:
         """Forgets the connection without ending it, as the child of a fork must."""
         self._lock = threading.Lock()  # guards connecting
         self._connection: ClientConnection | None = None
+        self._left: list[ClientConnection] = []
         self.window: threading.BoundedSemaphore | None = None
         self.address: Address | None = None
         self.session: str | None = None
@@ -99,19 +109,28 @@ class Caller:
         kwargs: dict[str, Any],
         timeout_s: float | None,
         results: ResultsAs,
+        strict: bool = False,
     ) -> Encoded:
         """A call, ready to be sent.
 
         Raises:
             ArgumentError, TracerError, PackingError: when an argument cannot travel.
         """
-        if spec.key not in self._specs:
-            self._specs[spec.key] = spec
+        self.remember(spec)
         classes: dict[tuple[str, str], type] = {}
-        encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
+        if spec.identity.archives is None:
+            encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
+        else:
+            with spec.identity.shipping():
+                encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
         if classes:
             spec.identity.reader.learn(classes)
-        return Encoded(spec, *encoded, timeout_s, results)
+        return Encoded(spec, *encoded, timeout_s, results, strict)
+
+    def remember(self, spec: Spec) -> None:
+        """Keeps what a key stands for as long as the function lives: the server may ask."""
+        if self._specs.get(spec.key) is not spec:  # another one under this key may be about to go
+            self._specs[spec.key] = spec
 
     def call(self, call: Encoded) -> Any:
         """Makes the call and waits for its result.
@@ -131,15 +150,26 @@ class Caller:
         return self.outcome(call, value, frame.buffers)
 
     def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
-        connection = self.connection()
-        number = connection.number()
-        ready = False
-        try:
-            value, frame = connection.request("call", call.message, call.buffers, deadline, number)
-            ready = value[0] != FAILED
-            return value, frame
-        finally:
-            self.progress.finish(connection, number, ready=ready)
+        """The reply of the worker, or of the one that takes its place."""
+        for _ in range(MAX_WORKERS):
+            connection = self.connection()
+            number = connection.number()
+            ready = False
+            try:
+                value, frame = connection.request(
+                    "call", call.message, call.buffers, deadline, number
+                )
+                ready = value[0] != FAILED
+            finally:
+                self.progress.finish(connection, number, ready=ready)
+            replaced = not ready and is_failure(value[1], WorkerReplaced)
+            if replaced:
+                self.leave(connection)
+            if self.notices.waiting:
+                self.notices.issue(connection, number)
+            if not replaced:
+                break
+        return value, frame
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -163,8 +193,11 @@ class Caller:
         """
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
-        reader = call.spec.identity.reader
-        return reader.read(value[1], value[2], buffers, call.results)
+        identity = call.spec.identity
+        if identity.archives is None:
+            return identity.reader.read(value[1], value[2], buffers, call.results)
+        with identity.shipping():
+            return identity.reader.read(value[1], value[2], buffers, call.results)
 
     # the connection ---------------------------------------------------------------------------
 
@@ -186,8 +219,26 @@ class Caller:
             return connection
         with self._lock:
             if self._connection is None or not self._connection.alive:
-                self._connection = self._connect()
+                try:
+                    self._connection = self._connect()
+                except ProtocolError:
+                    if not self._left:
+                        raise
+                    self._connection = self._connect()  # that was the old worker, at its very end
+                for left in self._left:
+                    left.check()  # the worker behind it has ended by now
+                self._left = [left for left in self._left if left.alive]
             return self._connection
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Makes no more calls over a connection whose worker is being replaced.
+
+        Those that are open on it are still answered.
+        """
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+                self._left.append(connection)
 
     def _connect(self) -> ClientConnection:
         from jaxd.connecting import open_connection  # imports rpyc: only a first call needs it
@@ -197,18 +248,19 @@ class Caller:
         connection, welcome = open_connection(self.address, self.settings, self.session, self)
         self.session = welcome["session"]
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
+        self.notices.compare(welcome["peer"].versions)
         return connection
 
-    def ask(self, verb: str) -> dict[str, Any]:
-        """The server's answer to `statistics` or `info`.
+    def ask(self, verb: str, *args: Any) -> dict[str, Any]:
+        """The server's answer to `statistics`, `info`, `why` or `recent`.
 
         Raises:
             NoServer: when it cannot be reached.
         """
         try:
-            value, _ = self.connection().request(verb, ())
+            value, _ = self.connection().request(verb, args)
         except ConnectionLost:
-            value, _ = self.connection().request(verb, ())
+            value, _ = self.connection().request(verb, args)
         report: dict[str, Any] = json.loads(value)
         return report
 
@@ -218,7 +270,8 @@ class Caller:
         """Says what a key stands for, or sends the code behind a fingerprint."""
         if verb == "describe":
             spec = self._specs[args[0]]
-            return (spec.identity.fingerprint, spec.identity.name, spec.options), ()
+            identity = spec.identity
+            return (identity.name, spec.options, identity.meaning.to_message()), ()
         if verb == "code":
             for spec in list(self._specs.values()):
                 if spec.identity.fingerprint == args[0]:
@@ -228,8 +281,11 @@ class Caller:
     def event(
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
-        """A call of ours reports how far it is."""
-        self.progress.event(connection, number, kind, content)
+        """A call of ours reports how far it is, or what its user should know."""
+        if kind == "warning":
+            self.notices.event(connection, number, content)
+        else:
+            self.progress.event(connection, number, kind, content)
 
 
 def lost_twice(call: Encoded) -> WorkerLost:

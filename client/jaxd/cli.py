@@ -8,14 +8,21 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxd.commands import doctor, start, status, stop, token
+from jaxd.commands import doctor, start, status, stop, token, why
 from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
 
 __all__ = ["main"]
 
-_OWN = {"start": start, "stop": stop, "status": status, "doctor": doctor, "token": token}
+_OWN = {
+    "start": start,
+    "stop": stop,
+    "status": status,
+    "doctor": doctor,
+    "token": token,
+    "why": why,
+}
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -23,6 +30,7 @@ _EXAMPLES = """\
 examples:
   jaxd doctor           see whether all is well
   jaxd status --json    what the server has compiled and answered
+  jaxd why --recent     what was compiled last, and why
   jaxd serve --help     listen elsewhere, with a token
 """
 
@@ -31,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`), 130 after Ctrl-C.
+        0 done, 1 failed, 3 no server runs (`status`, `why`), 130 after Ctrl-C.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from jaxd.caller import Caller, HasCaller, default_caller
-from jaxd.option_values import check_option_values
-from jaxd.persistent_function import PersistentFunction
+from jaxd.option_values import Ship, check_option_values
+from jaxd.persistent_function import Manner, PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
@@ -38,6 +38,15 @@ class CallOptions(TypedDict, total=False):
         config: jax settings for this function, such as `{"jax_enable_x64": True}`; those of a
             process that has imported jax travel by themselves.
         timeout_s: seconds after which a call raises `DeadlineExceeded`.
+        strict: raise `PackageMismatch` where the server has a package that the function needs in
+            another version, or with other files; by default that is a `SkewWarning`.
+        ignore: what the function reads and its key leaves out, as the code writes it:
+            `"CONFIG['stream']"`. If it changes, the old program still answers.
+        ship: how code of your own travels. `"value"`: what the function reaches, as it is now.
+            `"source"`: what it has from your packages is named, and these travel as files, so that
+            `importlib.import_module` with a computed name works. The server runs them; what was
+            changed in a module after its import (`cfg.lr = args.lr`) is not in them and is not
+            seen, but for plain values that the function itself reads, which are an error then.
         extra_key: a plain value; functions with different ones never share an executable.
     """
 
@@ -56,6 +65,9 @@ class CallOptions(TypedDict, total=False):
     results: ResultsAs
     config: Mapping[str, Any] | None
     timeout_s: float | None
+    strict: bool
+    ignore: str | Iterable[str]
+    ship: Ship
     extra_key: Any
 
 
@@ -102,9 +114,14 @@ def persistent_call(
         function,
         _jit_options(options),
         _find_caller(options),
-        options.get("config") or {},
-        options.get("results", "auto"),
-        options.get("timeout_s"),
+        Manner(
+            dict(options.get("config") or {}),
+            options.get("results", "auto"),
+            options.get("timeout_s"),
+            options.get("strict", False),
+        ),
+        _names(options.get("ignore")) or (),
+        options.get("ship", "value"),
     )
 
 

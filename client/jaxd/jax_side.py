@@ -8,7 +8,7 @@ import sys
 from functools import lru_cache
 from typing import Any, Final
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS
+from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.trees import TreeEncoder
 
@@ -16,6 +16,7 @@ __all__ = [
     "current_config",
     "encode_jax",
     "loaded_jax",
+    "refuse_settings_that_stay",
     "require_jax",
     "to_jax",
     "to_jax_keys",
@@ -56,6 +57,24 @@ def current_config() -> dict[str, Any]:
     if jax is None:
         return _config_of_environment()
     return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+
+
+def refuse_settings_that_stay() -> None:
+    """Returns when all settings that do not travel are as the server has them.
+
+    Raises:
+        ConfigurationError: when one is not: the server's results would be others than jax's here.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        return
+    for name, value in CONFIG_FIXED.items():
+        mine = getattr(jax.config, name, value)
+        if mine != value:
+            raise ConfigurationError(
+                f"{name} is {mine!r} in this process, and always {value!r} on a server. Set it "
+                "back, or run the function here with JAXD_INLINE=1."
+            )
 
 
 @lru_cache(maxsize=1)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import CONFIG_DEFAULTS, normal_config
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["check_option_values"]
+__all__ = ["Ship", "check_option_values"]
+
+Ship = Literal["value", "source"]
+"""How the user's own code travels: as the values that are reached, or as files of packages."""
 
 _RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax")
+_SHIP: tuple[Ship, ...] = ("value", "source")
 _PLACES = ("server", "host", "port", "token")
 
 
 def check_option_values(options: Mapping[str, Any]) -> None:
-    """Returns when `client`, `results`, `timeout_s`, `config` and `compiler_options` are usable.
+    """Returns when all options have values that can be used, but for those of `jax.jit`.
 
     Raises:
         ConfigurationError: when one is not; says what it may be.
@@ -26,6 +30,8 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     _check_client(options)
     _check_results(options.get("results", "auto"))
     _check_timeout(options.get("timeout_s"))
+    _check_strict(options.get("strict", False))
+    _check_ship(options.get("ship", "value"))
     _check_config(options.get("config"))
     _check_compiler_options(options.get("compiler_options"))
 
@@ -66,6 +72,18 @@ def _check_timeout(timeout_s: object) -> None:
         raise ConfigurationError(
             f"timeout_s={timeout_s!r} cannot be waited for. Give a positive number of seconds, "
             "or leave it out to wait without end."
+        )
+
+
+def _check_strict(strict: object) -> None:
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
+
+
+def _check_ship(ship: object) -> None:
+    if not isinstance(ship, str) or ship not in _SHIP:
+        raise ConfigurationError(
+            f"ship={ship!r} is no way to send code. Use one of: {', '.join(map(repr, _SHIP))}."
         )
 
 

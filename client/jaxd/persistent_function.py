@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
-from jaxd.caller import Caller
+from jaxd.caller import Caller, Encoded
 from jaxd.forking import forget_after_fork
+from jaxd.identities import Identities
 from jaxd.jax_side import current_config
+from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
-from jaxd_protocol.calls import Options, normal_config
-from jaxd_protocol.nested import plain
+from jaxd_protocol.calls import Options
+from jaxd_protocol.nested import PlainInside
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.identity import Identity, Spec
+    from jaxd.identity import Spec
+    from jaxd.why import Why
 
-__all__ = ["PersistentFunction"]
+__all__ = ["Manner", "PersistentFunction"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +36,23 @@ _MAP_REFILL = _MAP_WINDOW // 2
 and the one that reads, call by call, costs more than the calls."""
 
 
-class PersistentFunction(Generic[P, R]):
+class Manner(NamedTuple):
+    """How the calls of a function are made, beside what is part of its key.
+
+    Attributes:
+        config: jax settings that win over those of the process.
+        results: in which form results are wanted.
+        timeout_s: seconds until a caller gives up, or None.
+        strict: whether packages that differ on the server are an error.
+    """
+
+    config: Mapping[str, Any] = {}
+    results: ResultsAs = "auto"
+    timeout_s: float | None = None
+    strict: bool = False
+
+
+class PersistentFunction(PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
     Thread-safe. Inside of another persistent function it is the plain function.
@@ -45,26 +63,23 @@ class PersistentFunction(Generic[P, R]):
         function: Callable[P, R],
         options: Options,
         find_caller: Callable[[], Caller | None],
-        config: Mapping[str, Any],
-        results: ResultsAs,
-        timeout_s: float | None,
+        manner: Manner,
+        ignored: tuple[str, ...] = (),
+        ship: Ship = "value",
     ) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._options = options
         self._find_caller = find_caller
-        self._config = dict(config)
-        self._results: ResultsAs = results
-        self._timeout_s = timeout_s
-        self._identity: Identity | None = None
-        self._specs: dict[Any, Spec] = {}
+        self._manner = manner
+        self._identities = Identities(function, options, ignored, ship)
         self._inline: Callable[..., Any] | None = None
         self.after_fork()
         forget_after_fork(self)
 
     def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have been packing."""
-        self._lock = threading.Lock()  # guards packing
+        """In the child of a fork: a thread of the parent may have been looking at it."""
+        self._identities.after_fork()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function on the server and returns its result.
@@ -76,8 +91,7 @@ class PersistentFunction(Generic[P, R]):
         caller = self._find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        spec = self._spec(self._current_config())
-        call = caller.encode(spec, args, kwargs, self._timeout_s, self._results)
+        call = self._encode(caller, self._current_config(), args, kwargs)
         return caller.call(call)  # type: ignore[no-any-return]
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -96,6 +110,7 @@ class PersistentFunction(Generic[P, R]):
         Arguments may be overwritten when it has returned.
         """
         import asyncio
+        from contextvars import copy_context
 
         caller = self._find_caller()
         if caller is None:
@@ -103,8 +118,11 @@ class PersistentFunction(Generic[P, R]):
         # Finding a server, packing and sending block: they have no place in the event loop. But
         # jax's settings are those of this thread.
         config = self._current_config()
+        submit = copy_context().run  # context variables count as they are here
         loop = asyncio.get_running_loop()
-        future = await loop.run_in_executor(None, self._submit, caller, config, args, kwargs)
+        future = await loop.run_in_executor(
+            None, submit, self._submit, caller, config, args, kwargs
+        )
         return await asyncio.wrap_future(future)
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
@@ -129,12 +147,33 @@ class PersistentFunction(Generic[P, R]):
 
     @property
     def fingerprint(self) -> str:
-        """The hex name of everything that the function's packed code holds.
+        """The hex name of what the function means, as it is now.
 
         Raises:
             PackingError: when it reaches something that cannot travel.
         """
         return self._spec(self._current_config()).identity.fingerprint.hex()
+
+    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
+        """What this call would do, and why; runs, compiles and counts nothing.
+
+        Without the arguments that the function needs, the answer is about all calls of it.
+
+        Raises:
+            NoServer: when there is no server to ask, as with `JAXD_INLINE=1`.
+            JaxdError: when such a call could not be made; see `jaxd.errors`.
+        """
+        from jaxd.why import asked_server, explain, is_call
+
+        caller = asked_server(self._find_caller())
+        config = self._current_config()
+        spec = self._spec(config)
+        skeleton = None
+        if is_call(self.__wrapped__, args, kwargs):
+            skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
+            if skeleton in spec.identity.pinned:  # else the call will pin it, and not the question
+                spec = self._identities.settle(spec, skeleton, config)
+        return explain(caller, spec, self.__wrapped__, skeleton)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
@@ -143,16 +182,12 @@ class PersistentFunction(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
 
-    def __reduce__(self) -> Any:
-        """On the way to a server it is the function itself."""
-        return plain, (self.__wrapped__,)
-
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
         if self._inline is None:
             from jaxd.inline import inline_function
 
             self._inline = inline_function(
-                self.__wrapped__, self._options, self._config, self._results
+                self.__wrapped__, self._options, self._manner.config, self._manner.results
             )
         return self._inline(*args, **kwargs)
 
@@ -163,28 +198,34 @@ class PersistentFunction(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Future[R]:
-        spec = self._spec(config)
-        return caller.submit(caller.encode(spec, args, kwargs, self._timeout_s, self._results))
+        return caller.submit(self._encode(caller, config, args, kwargs))
 
     def _current_config(self) -> Mapping[str, Any]:
         """The configuration of this moment and thread, with what the function says of it."""
         config = current_config()
-        return {**config, **self._config} if self._config else config
+        return {**config, **self._manner.config} if self._manner.config else config
 
     def _spec(self, config: Mapping[str, Any]) -> Spec:
-        """The function under a configuration."""
-        name = tuple(config.values())
-        spec = self._specs.get(name)
-        return spec if spec is not None else self._make_spec(name, config)
+        """The function as it is now, under a configuration; for who does not call it."""
+        spec = self._identities.spec(config)
+        spec.identity.is_fresh = False
+        return spec
 
-    def _make_spec(self, name: Any, config: Mapping[str, Any]) -> Spec:
-        from jaxd.identity import Identity, Spec  # imports cloudpickle
-
-        with self._lock:
-            if self._identity is None:
-                self._identity = Identity(self.__wrapped__, self._options)
-            options = self._options._replace(config=normal_config(config))
-            return self._specs.setdefault(name, Spec(self._identity, options))
+    def _encode(
+        self,
+        caller: Caller,
+        config: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Encoded:
+        spec = self._identities.spec(config)
+        _, results, timeout_s, strict = self._manner
+        call = caller.encode(spec, args, kwargs, timeout_s, results, strict)
+        settled = self._identities.settle(spec, call.skeleton, config)
+        if settled is spec:
+            return call
+        caller.remember(settled)
+        return call._replace(spec=settled)
 
 
 def _finished(call: Callable[[], R]) -> Future[R]:

@@ -1,4 +1,4 @@
-"""Says on a terminal that a first call is being compiled, and for how long."""
+"""Says on a terminal that a first call is being compiled, for how long, and in the end why."""
 
 from __future__ import annotations
 
@@ -48,15 +48,18 @@ class Progress:
         self._terminal = threading.Lock()  # held while writing, by one for all
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Notes that call `number` of a connection entered a stage."""
-        if kind != "stage" or not _is_terminal():
+        """Notes that call `number` of a connection entered a stage, or why it was compiled."""
+        if kind not in ("stage", "built") or not _is_terminal():
             return
         key = (connection, number)
         with self._lock:
             if key in self._finished:
                 return
             call = self._calls.setdefault(key, _Watched(str(content.get("function", ""))))
-            call.stage = _STAGES.get(str(content.get("stage")), "working on")
+            if kind == "built":
+                call.built = _reason(content)
+            else:
+                call.stage = _STAGES.get(str(content.get("stage")), "working on")
             if self._ticker is None:
                 self._ticker = threading.Thread(
                     target=self._tick, name="jaxd-progress", daemon=True
@@ -66,8 +69,8 @@ class Progress:
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
         """The call is over for its caller; events that still come for it are ignored.
 
-        A line that was shown says how long the call took, and stays; it is wiped out when the
-        call has no result: not `ready`.
+        A line that was shown says how long the call took, or why it was compiled, and stays; it
+        is wiped out when the call has no result: not `ready`.
         """
         key = (connection, number)
         if ready and key not in self._calls:  # the warm path ends here
@@ -75,9 +78,9 @@ class Progress:
         with self._lock:
             self._remember(key)
             call = self._calls.pop(key, None)
-            if call is not None and call.shown:
-                end = f"jaxd: {call.function} was ready after {call.seconds:.1f} s\n"
-                self._put(end if ready else "")
+            if call is not None and (call.shown or (call.built and ready)):
+                end = call.built or f"{call.function} was ready after {call.seconds:.1f} s"
+                self._put(f"jaxd: {end}\n" if ready else "")
         self._write()
 
     def _remember(self, key: _Key) -> None:
@@ -127,10 +130,18 @@ class _Watched:
         self.stage = "working on"
         self.started = time.monotonic()
         self.shown = False
+        self.built = ""  # why it was compiled, when that took long
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+
+def _reason(content: dict[str, Any]) -> str:
+    """What the server says of a long build, as one line whatever it says."""
+    function, reason = content.get("function", ""), content.get("reason", "")
+    text = f"compiled {function} in {content.get('seconds', 0.0):.1f} s: {reason}"
+    return " ".join(text.split())
 
 
 def _is_terminal() -> bool:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from jaxd.jax_side import loaded_jax, require_jax, to_jax, to_jax_keys
 from jaxd.lazy import LazyArray
+from jaxd.own_objects import Met, OwnObjects
+from jaxd.remote_objects import RemoteObject
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.trees import Layout, Leaf, Place, numpy_leaf, parse_skeleton
 
-__all__ = ["PRNGKeys", "ResultReader", "ResultsAs"]
+__all__ = ["PRNGKeys", "RemoteObject", "ResultReader", "ResultsAs"]
 
 ResultsAs = Literal["auto", "numpy", "jax"]
 _MAX_LAYOUTS = 1024
-
-Classes = Mapping[tuple[str, str], type]
 
 
 class PRNGKeys:
@@ -44,19 +44,19 @@ class ResultReader:
     One for each function: two functions may know different classes by the same name.
 
     Args:
-        classes: the classes that were met when the function was packed.
+        met: classes and callables that were met when something was packed.
+        own: what the function reaches.
     """
 
-    def __init__(self, classes: Classes) -> None:
-        self._classes = dict(classes)
+    def __init__(self, met: Met, own: OwnObjects | None = None) -> None:
+        self._own = own or OwnObjects()
         self._layouts: dict[bytes, Layout] = {}
+        self._own.learn(met)
 
-    def learn(self, classes: Classes) -> None:
-        """Adds the classes that were met when arguments of a call were packed."""
-        for name, cls in classes.items():
-            if self._classes.get(name) is not cls:
-                self._classes[name] = cls
-                self._layouts.clear()  # they may hold the class that had this name before
+    def learn(self, met: Met) -> None:
+        """Adds the classes and callables that were met when arguments of a call were packed."""
+        if self._own.learn(met):
+            self._layouts.clear()  # they may hold another class of this name
 
     def read(
         self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
@@ -70,7 +70,7 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = parse_skeleton(skeleton, self._find_class)
+            layout = parse_skeleton(skeleton, self._find_class, None, self._own)
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             self._layouts[skeleton] = layout
@@ -82,25 +82,25 @@ class ResultReader:
         ]
         return layout.build(leaves)
 
-    def _find_class(self, module: str, name: str, fields: tuple[str, ...] | None) -> type:
-        found: Any = self._classes.get((module, name)) or _loaded(module, name)
+    def _find_class(
+        self,
+        module: str,
+        name: str,
+        fields: tuple[str, ...] | None,
+        content: bytes = b"",
+        places: tuple[Any, ...] = (),
+    ) -> type:
+        found = self._own.class_of(module, name, content, places)
         if fields is not None:
-            fits = isinstance(found, type) and getattr(found, "_fields", None) == fields
-            return found if fits else _substitute(name.rpartition(".")[2], fields)
-        if isinstance(found, type) and (is_dataclass(found) or (module, name) in self._classes):
+            fits = found is not None and issubclass(found, tuple)
+            fits = fits and getattr(found, "_fields", None) == fields
+            return found if found and fits else _substitute(name.rpartition(".")[2], fields)
+        if found is not None and (content or is_dataclass(found) or self._own.may_make(found)):
             return found
         raise ResultError(
             f"the result holds a {module}.{name}, which this process has not imported. Import "
             "its class here, or return dicts, lists and tuples from the function."
         )
-
-
-def _loaded(module: str, name: str) -> Any:
-    """A class of a module that is already loaded; nothing is imported for the server."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's own code
-    return found
 
 
 @lru_cache(maxsize=256)

@@ -8,10 +8,11 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jaxd.caller import Caller, Encoded, lost_twice
+from jaxd.caller import MAX_WORKERS, Caller, Encoded, lost_twice
 from jaxd.pending import Pending
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerReplaced
+from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
@@ -32,6 +33,7 @@ class Submission:
         self._caller = caller
         self._call = call
         self._repeated = False
+        self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
         timeout_s = call.timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -91,7 +93,16 @@ class Submission:
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._lost()
+        failed = pending.error is None and not ready
+        replaced = failed and is_failure(pending.value[1], WorkerReplaced)
+        if replaced:
+            self._caller.leave(connection)
         try:
+            if self._caller.notices.waiting:
+                self._caller.notices.issue(connection, number)
+            if replaced and self._workers < MAX_WORKERS and not self._call.buffers:
+                self._workers += 1
+                return self._again()
             value, frame = pending.result()
             result = self._caller.outcome(self._call, value, frame.buffers)
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
@@ -102,7 +113,7 @@ class Submission:
         return None
 
     def _lost(self) -> None:
-        """Repeats the call once, in a thread of its own: whoever reads must go on."""
+        """Repeats the call once."""
         if self._repeated:
             self._fail(lost_twice(self._call))
         elif self._call.buffers:
@@ -114,10 +125,14 @@ class Submission:
             )
         else:
             self._repeated = True
-            self._flight = None
-            threading.Thread(target=self._repeat, name="jaxd-repeat", daemon=True).start()
+            self._again()
+
+    def _again(self) -> None:
+        self._flight = None
+        threading.Thread(target=self._repeat, name="jaxd-repeat", daemon=True).start()
 
     def _repeat(self) -> None:
+        """In a thread of its own: whoever reads must go on."""
         try:
             self.start()
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it

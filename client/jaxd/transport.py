@@ -18,7 +18,15 @@ from rpyc.core.service import VoidService
 from jaxd.attendant import Attendant
 from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending
-from jaxd_protocol.errors import Cancelled, ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.errors import (
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    PackingError,
+)
+from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
 
@@ -331,9 +339,15 @@ class ClientConnection(BulkConnection):
 
     def _answer(self, seq: int, verb: str, args: tuple[Value, ...]) -> None:
         try:
-            self.send_reply(seq, *self._answers.question(verb, args))
+            self.send_reply(seq, *self._question(verb, args))
         except (EOFError, JaxdError, KeyError):
             self.shut()  # the server must not wait for an answer that does not come
+
+    def _question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
+        try:
+            return self._answers.question(verb, args)
+        except PackingError as error:  # the call that it is asked for fails with it
+            return (FAILED, describe_failure(error)), ()
 
     def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NoReturn
 
-from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
+from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 
 __all__ = ["Admission", "Running"]
 
@@ -29,8 +30,9 @@ class Admission:
 
     def __init__(self) -> None:
         self._running: set[Running] = set()
-        self._changed = threading.Condition()  # guards _running and _draining
+        self._changed = threading.Condition()  # guards all of these
         self._draining = False
+        self._replacing = False
 
     @property
     def draining(self) -> bool:
@@ -46,6 +48,8 @@ class Admission:
 
         Raises:
             ServerDraining: when the server is stopping.
+            WorkerReplaced: when another worker will answer; only after the running calls are
+                done, because until then the new one does not start.
             DeadlineExceeded: when the deadline passed while the call waited its turn.
         """
         running = Running(function)
@@ -56,12 +60,21 @@ class Admission:
             )
         with self._changed:
             if self._draining:
-                raise ServerDraining(
-                    "the server is stopping and takes no new calls. Repeat the call: a restarted "
-                    "server answers at the same address."
-                )
+                self._refuse()
             self._running.add(running)
         return running
+
+    def _refuse(self) -> NoReturn:
+        if not self._replacing:
+            raise ServerDraining(
+                "the server is stopping and takes no new calls. Repeat the call: a restarted "
+                "server answers at the same address."
+            )
+        self._changed.wait_for(lambda: not self._running)
+        raise WorkerReplaced(
+            "the server's worker is being replaced, because packages that it runs have changed "
+            "on disk. Repeat the call: a new worker answers at the same address."
+        )
 
     def leave(self, running: Running) -> None:
         """Ends an admitted call."""
@@ -69,6 +82,11 @@ class Admission:
             self._running.discard(running)
             if self._draining:
                 self._changed.notify_all()
+
+    def replace(self) -> None:
+        """Refuses new calls from now on in such a way that their clients repeat them."""
+        with self._changed:
+            self._draining = self._replacing = True
 
     def drain(self) -> None:
         """Refuses new calls from now on and waits until the running ones are done."""

@@ -33,12 +33,23 @@ class Executable:
     Attributes:
         name: what people call the function.
         build_s: seconds that tracing and compiling took.
+        calls: how many it has answered.
         run_s: seconds that a call takes, smoothed over the last ones; None before the second.
         last_use: `time.monotonic()` of the last call.
         memo: where the result packer keeps what it learnt about the result's structure.
     """
 
-    __slots__ = ("_config", "_jitted", "build_s", "calls", "last_use", "memo", "name", "run_s")
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_jitted",
+        "build_s",
+        "calls",
+        "last_use",
+        "memo",
+        "name",
+        "run_s",
+    )
 
     def __init__(self, name: str, jitted: Any, config: tuple[tuple[str, Any], ...]) -> None:
         self.name = name

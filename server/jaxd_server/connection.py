@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 import traceback
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT, Options
 from jaxd_protocol.errors import (
     ConnectionLost,
     InternalError,
@@ -22,11 +23,14 @@ from jaxd_protocol.errors import (
     LimitExceeded,
     ProtocolError,
 )
-from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.failures import describe_failure, rebuild_failure
+from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
 from jaxd_server.budget import Budget, Share
 from jaxd_server.executables import Plan
+from jaxd_server.functions import Described
+from jaxd_server.inquiry import answer_inquiry
 from jaxd_server.logs import log_event
 from jaxd_server.outbox import Outbox
 from jaxd_server.pipeline import Call, Pipeline, Reply
@@ -81,6 +85,7 @@ class ServerConnection(BulkConnection):
         self._share = Share(workshop.budget, workshop.slots)
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
+        self.owner = os.urandom(16)
         self._questions: dict[int, Future[tuple[Value, Frame]]] = {}
         self._outbox = Outbox()
         self._ended = threading.Event()
@@ -123,6 +128,10 @@ class ServerConnection(BulkConnection):
         self._share.settle()
         if verb in ("statistics", "info"):
             return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
+        if verb in ("why", "recent"):
+            pipeline = self._workshop.pipeline
+            answer = answer_inquiry(pipeline.decisions, pipeline.executables, verb, args)
+            return self.send_reply(seq, json.dumps(answer))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
@@ -138,8 +147,9 @@ class ServerConnection(BulkConnection):
             call = Call(
                 key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
             )
+            call.strict = bool(flags & STRICT)
             plan = self._workshop.pipeline.plan(key, skeleton)
-            is_quick = self._is_quick(plan)
+            is_quick = not call.strict and self._is_quick(plan)
             if not is_quick:
                 self._pool(plan).submit(self._answer_elsewhere, call, plan, nbytes)
         except BaseException:
@@ -149,6 +159,8 @@ class ServerConnection(BulkConnection):
             self._answer_here(call, plan, nbytes)
 
     def _is_quick(self, plan: Plan | None) -> bool:
+        if self._workshop.pipeline.admission.draining:
+            return False  # it may have to wait until the running calls are done
         run_s = plan.executable.run_s if plan and plan.executable else None
         return run_s is not None and run_s <= QUICK_S
 
@@ -213,6 +225,7 @@ class ServerConnection(BulkConnection):
 
         Raises:
             ConnectionLost: when the client goes away first, or does not answer for too long.
+            PackingError: when it cannot send what it is asked for.
         """
         seq = next(self.numbers)
         question = self._questions[seq] = Future()
@@ -220,7 +233,7 @@ class ServerConnection(BulkConnection):
             if self._ended.is_set():
                 raise ConnectionLost("the client went away")
             self.send_request(seq, verb, args)
-            return question.result(QUESTION_S)
+            value, frame = question.result(QUESTION_S)
         except TimeoutError as error:
             raise ConnectionLost(
                 f"the client did not answer within {QUESTION_S:.0f} s what its function is. "
@@ -230,6 +243,9 @@ class ServerConnection(BulkConnection):
             raise ConnectionLost("the client went away") from error
         finally:
             del self._questions[seq]
+        if value[:1] == (FAILED,):
+            raise rebuild_failure(value[1])
+        return value, frame
 
     @contextmanager
     def parked(self) -> Iterator[None]:
@@ -267,15 +283,17 @@ class ServerConnection(BulkConnection):
 class _Asking:
     """The client of one open call: a source of functions and a listener to events."""
 
-    __slots__ = ("_connection", "_number")
+    __slots__ = ("_connection", "_number", "owner")
 
     def __init__(self, connection: ServerConnection, number: int) -> None:
         self._connection = connection
         self._number = number
+        self.owner = connection.owner
 
-    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
-        (fingerprint, name, options), _ = self._connection.ask("describe", key)
-        return fingerprint, name, Options.from_bytes(options)
+    def describe(self, key: bytes) -> Described:
+        (name, options, message), _ = self._connection.ask("describe", key)
+        meaning = Meaning.from_message(message)
+        return Described(meaning.fingerprint, name, Options.from_bytes(options), meaning)
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         _, frame = self._connection.ask("code", fingerprint)

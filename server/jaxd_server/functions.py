@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from jaxd_protocol.calls import Options, fingerprint_of, function_key
+from jaxd_protocol.calls import Options, function_key
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.meanings import Meaning
+from jaxd_server.arrivals import Arrival, receive
 from jaxd_server.single_flight import SingleFlight
+from jaxd_server.skew import Difference, compare, refuse_missing
 
-__all__ = ["Function", "FunctionSource", "Functions"]
+__all__ = ["Described", "Function", "FunctionSource", "Functions"]
 
 T = TypeVar("T")
+
+
+class Described(NamedTuple):
+    """What a client says of a key.
+
+    Attributes:
+        fingerprint: what stands for the code.
+        name: what people call the function.
+        options: how it is to be compiled.
+        meaning: what the fingerprint was made of; None from a client that names functions by
+            their bytes.
+    """
+
+    fingerprint: bytes
+    name: str
+    options: Options
+    meaning: Meaning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +44,42 @@ class Function:
     """What a key stands for.
 
     Attributes:
-        key: the name on the wire.
-        name: what people call it.
-        function: the unpacked callable.
-        options: how it is to be compiled.
+        key: the name on the wire; one of its own for a function whose fingerprint is in doubt.
+        described: what its client says of it.
+        arrival: the unpacked callable.
+        differences: packages of its client that are others here.
     """
 
     key: bytes
-    name: str
-    function: Callable[..., Any]
-    options: Options
+    described: Described
+    arrival: Arrival
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.described.name
+
+    @property
+    def options(self) -> Options:
+        """How it is to be compiled."""
+        return self.described.options
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The unpacked callable."""
+        return self.arrival.function
 
 
 class FunctionSource(Protocol):
     """Someone who can be asked what a key stands for: the client whose call is open."""
 
-    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
-        """Fingerprint, name and options."""
+    @property
+    def owner(self) -> bytes:
+        """Whose functions these are, when they must not be anybody else's."""
+
+    def describe(self, key: bytes) -> Described:
+        """What a key stands for."""
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function."""
@@ -61,10 +100,10 @@ class Functions:
     def __init__(self, limit: int = 1000) -> None:
         self._limit = limit
         self._functions: OrderedDict[bytes, Function] = OrderedDict()
-        self._codes: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
+        self._arrivals: OrderedDict[bytes, Arrival] = OrderedDict()
         self._lock = threading.Lock()  # guards both tables
         self._flights: SingleFlight[bytes, Function] = SingleFlight()
-        self._unpacking: SingleFlight[bytes, Callable[..., Any]] = SingleFlight()
+        self._receiving: SingleFlight[bytes, tuple[bytes, Arrival]] = SingleFlight()
 
     def __len__(self) -> int:
         return len(self._functions)
@@ -74,15 +113,22 @@ class Functions:
 
         Raises:
             ProtocolError: when what the source sends does not have the key that it was asked for.
+            MissingPackage: when it needs a package that is not installed here.
             Exception: whatever unpacking raises, such as ImportError.
         """
-        known = self._find(self._functions, key)
+        known = self._known(key, source)
         if known is not None:
             return known
         with source.waiting():  # what it waits for may stand behind the next message of its client
             return self._flights.run(
-                key, lambda: self._find(self._functions, key), lambda: self._fetch(key, source)
+                _private(key, source.owner),
+                lambda: self._known(key, source),
+                lambda: self._fetch(key, source),
             )
+
+    def _known(self, key: bytes, source: FunctionSource) -> Function | None:
+        found = self._find(self._functions, key)
+        return found or self._find(self._functions, _private(key, source.owner))
 
     def _find(self, table: OrderedDict[bytes, T], name: bytes) -> T | None:
         with self._lock:
@@ -99,25 +145,45 @@ class Functions:
         return value
 
     def _fetch(self, key: bytes, source: FunctionSource) -> Function:
-        fingerprint, name, options = source.describe(key)
-        if function_key(fingerprint, options) != key:
+        described = source.describe(key)
+        if function_key(described.fingerprint, described.options) != key:
             raise ProtocolError(
                 "the client described another function than the one it called. "
                 "Install the same jaxd on both sides."
             )
-        code = self._unpacking.run(
-            fingerprint,
-            lambda: self._find(self._codes, fingerprint),
-            lambda: self._unpack(fingerprint, source),
-        )
-        return self._keep(self._functions, key, Function(key, name, code, options))
+        meaning = described.meaning
+        differences = compare(described.name, meaning.packages if meaning else {})
+        refuse_missing(differences)  # before unpacking stumbles over it
+        arrival = self._arrival(described, source)
+        if arrival.doubt is not None:
+            key = _private(key, source.owner)
+        return self._keep(self._functions, key, Function(key, described, arrival, differences))
 
-    def _unpack(self, fingerprint: bytes, source: FunctionSource) -> Callable[..., Any]:
+    def _arrival(self, described: Described, source: FunctionSource) -> Arrival:
+        """The code; asked for once, however many ask, unless it is in doubt."""
+        name = described.fingerprint
+        known = self._find(self._arrivals, name)
+        if known is not None:
+            return known
+        owner, arrival = self._receiving.run(
+            name, lambda: None, lambda: self._receive(described, source)
+        )
+        if arrival.doubt is not None and owner != source.owner:
+            _, arrival = self._receive(described, source)  # ours may be right
+        return arrival
+
+    def _receive(self, described: Described, source: FunctionSource) -> tuple[bytes, Arrival]:
+        fingerprint = described.fingerprint
+        known = self._find(self._arrivals, fingerprint)
+        if known is not None:  # while this one waited for its turn
+            return source.owner, known
         data = source.code(fingerprint)
-        if fingerprint_of(data) != fingerprint:
-            raise ProtocolError(
-                "the client sent other code than the fingerprint stands for. "
-                "Install the same jaxd on both sides."
-            )
-        code: Callable[..., Any] = unpack(data)
-        return self._keep(self._codes, fingerprint, code)
+        arrival = receive(described.name, described.meaning, fingerprint, data)
+        if arrival.doubt is None:
+            self._keep(self._arrivals, fingerprint, arrival)
+        return source.owner, arrival
+
+
+def _private(key: bytes, owner: bytes) -> bytes:
+    """The key of a function that only one client may call by it."""
+    return hashlib.blake2b(key + owner, digest_size=16).digest()

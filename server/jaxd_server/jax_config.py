@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jax
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS
+from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
 
 __all__ = ["CONTEXTS", "begin_with_defaults", "configured", "restore_defaults"]
 
@@ -27,23 +27,13 @@ CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
 """jax's own context managers for the settings in `jaxd_protocol.calls.CONFIG_DEFAULTS`."""
 
 
-_FIXED: Final[Mapping[str, Any]] = {
-    "jax_random_seed_offset": 0,
-    "jax_enable_custom_prng": False,
-    "jax_legacy_prng_key": "allow",
-    "jax_softmax_custom_jvp": False,
-    "jax_disable_jit": False,
-}
-"""Settings that decide about results as well, but do not travel: as in a jax that nobody set up."""
-
-
 def begin_with_defaults() -> None:
     """Sets what clients do not say, whatever the environment of this server says.
 
     A server that was started in the background has the variables of the process that started it,
     and JAX_ENABLE_X64 of one client must not decide about the results of another.
     """
-    for name, value in {**_FIXED, **CONFIG_DEFAULTS}.items():
+    for name, value in {**CONFIG_FIXED, **CONFIG_DEFAULTS}.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
@@ -52,7 +42,7 @@ def restore_defaults() -> list[str]:
 
     To be called where no setting of a call is in force (outside of `configured`).
     """
-    expected = {**_FIXED, **CONFIG_DEFAULTS}
+    expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS}
     changed = [name for name, value in expected.items() if getattr(jax.config, name) != value]
     for name in changed:
         jax.config.update(name, expected[name])  # type: ignore[no-untyped-call]

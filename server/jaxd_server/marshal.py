@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -17,14 +16,13 @@ from jaxd_protocol.trees import (
     Layout,
     Leaf,
     Place,
-    TreeEncoder,
-    dump_literal,
     numpy_leaf,
     parse_skeleton,
     read_scalar,
 )
-from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_server.jax_private import is_key_array, key_array, key_data, key_impl, weak_array
+from jaxd_protocol.trees.references import Reference
+from jaxd_server.jax_private import is_key_array, key_array, key_data, weak_array
+from jaxd_server.result_encoder import ResultEncoder, Slot
 
 __all__ = ["ResultForm", "pack_result", "parse_arguments", "read_arguments", "result_form"]
 
@@ -83,18 +81,6 @@ def _read(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) 
     return read_scalar(tag, blob, place.offset)
 
 
-class _Slot:
-    """Stands for leaf number `index` while a result's structure is walked."""
-
-    __slots__ = ("dtype", "index", "ndim", "shape")
-
-    def __init__(self, index: int, leaf: Any) -> None:
-        self.index = index
-        self.shape = leaf.shape
-        self.dtype = leaf.dtype
-        self.ndim = leaf.ndim
-
-
 @dataclass(frozen=True, slots=True)
 class ResultForm:
     """How the results of one executable travel; their structure is always the same.
@@ -114,99 +100,42 @@ class ResultForm:
     keys: bool
 
 
-_NUMBERS: Final = frozenset({bool, int, float, complex})
-
-
-class _ResultEncoder(TreeEncoder):
-    """Writes only the skeleton: leaves are slots, their data follows with each call."""
-
-    def __init__(self, leaves: Sequence[Any]) -> None:
-        super().__init__()
-        self.order: list[int] = []
-        self._leaves = leaves
-
-    def node(self, value: Any) -> None:
-        if type(value) in _NUMBERS:
-            self.static(value)  # part of a class's structure: data is always in slots
-        else:
-            super().node(value)
-
-    def other(self, value: Any) -> None:
-        if type(value) is _Slot:
-            self.order.append(value.index)
-            self._skeleton.append(_leaf_spec(self._leaves[value.index]))
-        elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
-            self._named_tuple(value)
-        elif type(value) is defaultdict:
-            self._dict(value)
-        else:
-            self._object(value)
-
-    def unusual_keys(self, value: dict[Any, Any]) -> None:
-        raise ResultError(
-            "the function returned a dict whose keys are not plain values. Return one with "
-            "strings, numbers or tuples of them as keys."
-        )
-
-    def _object(self, value: Any) -> None:
-        """A node of a registered class: its class by name and its attributes."""
-        cls = type(value)
-        state = _attributes(value)
-        if state is None:
-            raise ResultError(
-                f"the function returned a {cls.__module__}.{cls.__qualname__}, which cannot come "
-                "home as data. Return dicts, lists, tuples, named tuples or dataclasses of arrays."
-            )
-        self._skeleton += (b"O", dump_literal((cls.__module__, cls.__qualname__)))
-        self.node(state)
-
-
-_STATE_IS_ELSEWHERE: Final = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes that make up an instance, None when they are not the whole of it."""
-    cls = type(value)
-    if getattr(cls.__getstate__, "__module__", "") == "dataclasses":  # frozen, with slots
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    own = (name for base in cls.__mro__[:-1] for name in vars(base))
-    if not _STATE_IS_ELSEWHERE.isdisjoint(own):
-        return None
-    try:
-        _, arguments, state, items, pairs = value.__reduce_ex__(2)
-    except TypeError:  # written in C, and not meant to be copied
-        return None
-    if arguments != (cls,) or items is not None or pairs is not None:
-        return None  # a number, tuple, list or dict at heart: the attributes are not all of it
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    return {**(attributes or {}), **(slots or {})}
-
-
-def _leaf_spec(leaf: Any) -> bytes:
-    if is_key_array(leaf):
-        data = key_data(leaf)
-        spec = spec_bytes("K", data.dtype.name, data.shape)
-        return spec[:1] + dump_literal(key_impl(leaf)) + spec[1:]
-    return spec_bytes("A", leaf.dtype.name, leaf.shape, bool(leaf.aval.weak_type))
-
-
 def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
     """Walks a result once.
 
     Raises:
         ResultError: when a node of it cannot travel.
     """
-    slots = [_Slot(index, leaf) for index, leaf in enumerate(leaves)]
-    encoder = _ResultEncoder(leaves)
-    encoder.node(jax.tree.unflatten(structure, slots))
+    slots = [Slot(index, leaf) for index, leaf in enumerate(leaves)]
+    encoder = ResultEncoder(leaves)
+    try:
+        encoder.node(jax.tree.unflatten(structure, slots))
+    except RecursionError as error:
+        raise ResultError(
+            "the function returned something that is nested too deeply, or holds itself. Return "
+            "dicts, lists and tuples of arrays from the function."
+        ) from error
     skeleton = encoder.skeleton
-    layout = parse_skeleton(skeleton, lambda module, name, names: _AnyTuple)
+    layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
     keys = any(leaf.tag == "K" for leaf in layout.leaves)
     return ResultForm(structure, skeleton, tuple(encoder.order), layout.places, keys)
 
 
 class _AnyTuple:
     """Takes the place of every class when only a layout's places are wanted."""
+
+
+class _Nothing:
+    """Takes the place of a client's own objects, in the same way."""
+
+    def getter(self, reference: Reference) -> Callable[[], Any]:
+        return lambda: None
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        return lambda aux, children: None
+
+    def structure(self, tree: Any) -> Any:
+        return None
 
 
 _ROW: Final = 16

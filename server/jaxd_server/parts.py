@@ -25,6 +25,7 @@ from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.renewal import Renewal
 from jaxd_server.sessions import Sessions
 from jaxd_server.statistics import Counters
 from jaxd_server.traffic import Traffic
@@ -49,6 +50,7 @@ class Parts:
         options: what the server was told at its start.
         counters: where everything is counted.
         report: answers `statistics` and `info` for clients.
+        renew: begins to replace this worker, told what changed on disk; None where nobody can.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Parts:
         options: ServerOptions,
         counters: Counters,
         report: Callable[[str], dict[str, Any]],
+        renew: Callable[[list[str]], None] | None = None,
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
@@ -65,12 +68,14 @@ class Parts:
         self._sessions = Sessions(options.session_grace_s)
         self._traffic = Traffic()
         self._executables = Executables(Reclaimer(), _MAX_EXECUTABLES)
+        admission = Admission()
         self.pipeline = Pipeline(
             Functions(),
             self._executables,
             Compiler(counters, options.builds),
-            Admission(),
+            admission,
             counters,
+            None if renew is None else Renewal(admission, renew),
         )
         self._budget = Budget(options.budget_bytes)
         self._workshop = Workshop(

@@ -15,10 +15,13 @@ from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
 from jaxd_server.compiler import Compiler, Executable
+from jaxd_server.decisions import Decisions
 from jaxd_server.executables import Executables, Plan
 from jaxd_server.functions import Function, Functions, FunctionSource
 from jaxd_server.marshal import pack_result, read_arguments
 from jaxd_server.progress import SILENT, Emit
+from jaxd_server.renewal import Renewal
+from jaxd_server.skew import refuse_or_warn
 from jaxd_server.statistics import Counters
 
 __all__ = ["Call", "Deliver", "Pipeline", "Reply", "deliver_home"]
@@ -51,6 +54,7 @@ class Call:
         number: the client's number for it, which events carry.
         emit: its event stream.
         deliver: what becomes of its result; by default it goes home whole.
+        strict: whether packages that differ from the client's are an error.
     """
 
     key: bytes
@@ -63,10 +67,15 @@ class Call:
     number: int = 0
     emit: Emit = SILENT
     deliver: Deliver = deliver_home
+    strict: bool = False
 
 
 class Pipeline:
-    """Answers calls; safe from any thread, as many at once as there are threads."""
+    """Answers calls; safe from any thread, as many at once as there are threads.
+
+    Attributes:
+        decisions: what was built, and why.
+    """
 
     def __init__(
         self,
@@ -75,12 +84,15 @@ class Pipeline:
         compiler: Compiler,
         admission: Admission,
         counters: Counters,
+        renewal: Renewal | None = None,
     ) -> None:
         self.functions = functions
         self.executables = executables
         self.admission = admission
         self.counters = counters
+        self.decisions = Decisions()
         self._compiler = compiler
+        self._renewal = renewal
 
     def plan(self, key: bytes, skeleton: bytes) -> Plan | None:
         """What is known about such calls: with an executable, the call is warm."""
@@ -94,7 +106,8 @@ class Pipeline:
             plan: what `plan` returned for it, to spare a second look.
         """
         try:
-            if plan is not None and plan.executable is not None:
+            # What was warm before may have been built for a client that was not strict.
+            if plan is not None and plan.executable is not None and not call.strict:
                 return self._warm(call, plan, plan.executable)
             return self._cold(call)
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
@@ -114,16 +127,23 @@ class Pipeline:
         return reply
 
     def _cold(self, call: Call) -> Reply:
+        if self._renewal is not None:
+            self._renewal.look(call.emit)
         running = self.admission.enter("(unknown function)", call.deadline)
         try:
             function = self.functions.obtain(call.key, call.source)
             running.function = function.name
+            refuse_or_warn(function.differences, call.emit, strict=call.strict)
+            if function.arrival.doubt is not None:
+                doubt = {"function": function.name, "text": function.arrival.doubt}
+                call.emit("warning", doubt)
             layout = self.executables.layout(call.key, call.skeleton)
             arguments = read_arguments(layout, call.blob, call.buffers)
             built: list[Executable] = []
 
             def build() -> Executable:
                 built.append(self._compile(function, arguments, call.emit))
+                self.decisions.built(function, call.skeleton, built[0], call.emit)
                 return built[0]
 
             def waiting() -> None:
@@ -135,6 +155,8 @@ class Pipeline:
             reply = call.deliver(executable(*arguments), executable)
         finally:
             self.admission.leave(running)
+            if self._renewal is not None:
+                self._renewal.note()
         executable.took(time.monotonic() - running.started)
         self.counters.add(calls=1, executable_hits=0 if built else 1)
         return reply

@@ -50,7 +50,8 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, jax.Array):
         return leaf.shape, str(leaf.dtype), leaf.aval.weak_type
     if type(leaf) in (bool, int, float, complex):
-        return (type(leaf),)
+        # As the weakly typed array that jax makes of it, which is how it comes back from a call.
+        return (), str(jax.dtypes.canonicalize_dtype(type(leaf))), type(leaf) is not bool
     raise ArgumentError(
         f"an argument, or a part of one, is of type {type(leaf).__name__}, which jax cannot "
         "trace. Pass arrays and numbers, or declare the argument in static_argnames."

@@ -19,12 +19,13 @@ from rpyc.core.protocol import Connection
 from jaxd_protocol.calls import FAILED, OK, Options, fingerprint_of, function_key
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
-from jaxd_protocol.packing import pack
+from jaxd_protocol.packing.stock import dumps
 from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.budget import Share
 from jaxd_server.compiler import Executable
+from jaxd_server.functions import Described
 from jaxd_server.pipeline import Call, Pipeline, Reply
 
 __all__ = ["StockService", "serve_stock"]
@@ -67,8 +68,10 @@ class _Bytes:
     def __init__(self, code: bytes) -> None:
         self._code = code
 
-    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
-        return fingerprint_of(self._code), "a stock client's function", Options()
+    owner = b""
+
+    def describe(self, key: bytes) -> Described:
+        return Described(fingerprint_of(self._code), "a stock client's function", Options())
 
     def code(self, fingerprint: bytes) -> bytes:
         return self._code
@@ -123,7 +126,7 @@ class StockService(rpyc.Service):  # type: ignore[misc]
 
 def _deliver_pickled(result: Any, _: Executable) -> Reply:
     arrays = jax.tree.map(np.asarray, result)
-    return (OK, bytes(pack(arrays, "the result"))), ()
+    return (OK, dumps(arrays)), ()
 
 
 def serve_stock(pipeline: Pipeline, share: Share, channel: BulkChannel, principal: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxd_protocol.errors import ServerStartFailed
 from jaxd_server.listeners import Listener
@@ -76,10 +76,16 @@ class Supervisor:
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
         self.worker = worker
         log_event("worker_started", pid=worker.pid, epoch=epoch)
-        await _first_of(worker.exited, self.stopping)
+        await _first_of(worker.exited, self.stopping, worker.outdated)
+        if worker.outdated.is_set():
+            await self._wait_until_drained(worker, worker.kill)
         if not worker.exited.is_set():
             return 0.0
+        await worker.hear_out()
         worker.close()
+        if worker.outdated.is_set():  # it ended on purpose, which is no death
+            _log_exit(worker, restart_in_s=0.0)
+            return 0.0
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         _log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
@@ -92,11 +98,11 @@ class Supervisor:
         worker.drain()
         if self._forced:
             worker.kill()  # it was asked for before there was a worker
-        await self._wait_until_drained(worker)
+        await self._wait_until_drained(worker, lambda: self.stop(now=True))
         worker.last_lines()  # its last words reach the log before we leave
         _log_exit(worker)
 
-    async def _wait_until_drained(self, worker: WorkerProcess) -> None:
+    async def _wait_until_drained(self, worker: WorkerProcess, give_up: Callable[[], None]) -> None:
         """Running calls may take as long as they like; a worker that reports none may not."""
         quiet_since = time.monotonic()
         while not worker.exited.is_set():
@@ -106,7 +112,7 @@ class Supervisor:
                 time.monotonic() - quiet_since >= self._options.drain_timeout_s and not self._forced
             ):
                 log_event("drain_timed_out", pid=worker.pid)
-                self.stop(now=True)
+                give_up()
             await _first_of(worker.exited, timeout_s=_DRAIN_LOOK_S)
 
 

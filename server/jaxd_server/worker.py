@@ -45,6 +45,8 @@ def main() -> None:
     worker.open(argument["listeners"])
     tether.tell({"event": "ready"})
     worker.stop.wait()
+    if worker.outdated:
+        tether.tell({"event": "outdated", "changes": worker.outdated})
     worker.drain()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,11 +67,13 @@ class Worker:
     """All parts of one worker.
 
     Attributes:
-        stop: set when the host asks the worker to drain.
+        stop: set when the worker is to drain, by its host or by itself.
+        outdated: what has changed on disk, when that is why it drains; empty else.
     """
 
     def __init__(self, options: ServerOptions, epoch: int) -> None:
         self.stop = threading.Event()
+        self.outdated: list[str] = []
         self._options = options
         self._epoch = epoch
         self._counters = Counters()
@@ -80,7 +84,7 @@ class Worker:
         """Imports jax, builds the parts, and accepts clients from then on."""
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
-        self._parts = Parts(self._options, self._counters, self.report)
+        self._parts = Parts(self._options, self._counters, self.report, self.renew)
         prepare_for_user_code()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])
@@ -97,6 +101,16 @@ class Worker:
             endpoint.close()
         self._parts.drain()
         log_event("drained", calls=self._counters.snapshot()["calls"])
+
+    def renew(self, changes: list[str]) -> None:
+        """Ends this worker, so that the next one imports what has changed on disk.
+
+        Whoever is told to come again, once this returns, comes to the next one.
+        """
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self.outdated = changes
+        self.stop.set()
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""

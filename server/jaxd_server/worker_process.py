@@ -21,6 +21,8 @@ from jaxd_server.relay import OutputRelay
 
 __all__ = ["State", "WorkerProcess"]
 
+_LAST_WORDS_S = 1.0
+
 State = Literal["starting", "ready", "draining", "dead"]
 
 
@@ -31,6 +33,7 @@ class WorkerProcess:
         epoch: the worker's generation, 1 for the first one of a host.
         pid: its process id.
         exited: set once the process has ended and was collected.
+        outdated: set once it has said that it drains because packages have changed on disk.
         snapshot: the last status that it sent; empty before the first.
     """
 
@@ -44,6 +47,7 @@ class WorkerProcess:
         self.epoch = epoch
         self.pid = process.pid
         self.exited = asyncio.Event()
+        self.outdated = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
@@ -158,6 +162,10 @@ class WorkerProcess:
         if self._writer is not None:
             self._writer.write(self._question("drain"))
 
+    async def hear_out(self) -> None:
+        """Takes in what it said before it ended; waits a second at most."""
+        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S)
+
     def kill(self) -> None:
         """Ends it at once, and with it whatever it has started."""
         if not self.exited.is_set():
@@ -195,6 +203,10 @@ class WorkerProcess:
                 log_event("worker_ready", epoch=self.epoch, after_s=round(self.lived_s, 3))
             case {"event": "draining"}:
                 self._draining = True
+            case {"event": "outdated", "changes": list(changes)}:
+                self._draining = True
+                self.outdated.set()
+                log_event("worker_outdated", pid=self.pid, epoch=self.epoch, changes=changes)
             case {"answer": int(), "status": dict(status)}:
                 self.snapshot = status
                 if self._answer is not None:

@@ -6,11 +6,15 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       call(key, skeleton, blob, timeout_s, flags) [arrays]
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
       statistics() → JSON                     info() → JSON
+      why(key, skeleton or None, description) → JSON    what a call would do, and why
+      recent(count) → JSON                    the last builds, and why each was made
 
     server → client, while one of the client's calls is open
-      describe(key) → (fingerprint, name, options)      what is this function?
+      describe(key) → (name, options, meaning)          what is this function?
       code(fingerprint) → () [packed function]          its call waits meanwhile
       event(number, kind, JSON)               progress of the request `number`; no reply
+
+A client that cannot answer says (FAILED, failure) instead.
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
 Only a server that does not know the key asks for what is behind it.
@@ -27,9 +31,11 @@ from jaxd_protocol.trees.literals import Literal, dump_literal, load_literal
 
 __all__ = [
     "CONFIG_DEFAULTS",
+    "CONFIG_FIXED",
     "FAILED",
     "MAY_REPEAT",
     "OK",
+    "STRICT",
     "Options",
     "fingerprint_of",
     "function_key",
@@ -42,6 +48,9 @@ FAILED: Final = 1
 MAY_REPEAT: Final = 1
 """Flag of a call: running it twice is the same as running it once."""
 
+STRICT: Final = 2
+"""Flag of a call: a package that is not the same on both sides is an error."""
+
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,
     "jax_default_matmul_precision": None,
@@ -53,6 +62,15 @@ CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_debug_infs": False,
 }
 """The jax settings that travel with a call, and the values that need not be said."""
+
+CONFIG_FIXED: Final[Mapping[str, Literal]] = {
+    "jax_random_seed_offset": 0,
+    "jax_enable_custom_prng": False,
+    "jax_legacy_prng_key": "allow",
+    "jax_softmax_custom_jvp": False,
+    "jax_disable_jit": False,
+}
+"""Settings that decide about results as well, but do not travel: a server has these values."""
 
 
 class Options(NamedTuple):

@@ -14,23 +14,30 @@ __all__ = [
     "Busy",
     "Cancelled",
     "CannotListen",
+    "CompileAdvice",
     "ConfigurationError",
     "ConnectionLost",
     "DeadlineExceeded",
     "InternalError",
     "JaxdError",
     "LimitExceeded",
+    "MissingPackage",
     "NoServer",
     "NotInteractive",
+    "PackageMismatch",
     "PackingError",
     "ProtocolError",
     "RemoteError",
     "ResultError",
     "ServerDraining",
     "ServerStartFailed",
+    "SkewWarning",
+    "TracedReadWarning",
     "TracerError",
+    "UnsharedWarning",
     "VersionMismatch",
     "WorkerLost",
+    "WorkerReplaced",
 ]
 
 Blame = Literal["caller", "function", "server", "network"]
@@ -76,6 +83,18 @@ class ConfigurationError(JaxdError, ValueError):
 
 class LimitExceeded(JaxdError, ValueError):
     """A message is larger than a configured limit; nothing of it was sent or allocated."""
+
+    blame = "caller"
+
+
+class MissingPackage(JaxdError, ImportError):
+    """A function needs a package that is not installed where the server runs."""
+
+    blame = "caller"
+
+
+class PackageMismatch(JaxdError, RuntimeError):
+    """With `strict=True`: the server has a package in another version, or with other files."""
 
     blame = "caller"
 
@@ -157,6 +176,13 @@ class ServerDraining(JaxdError, ConnectionError):
     may_repeat = True
 
 
+class WorkerReplaced(ServerDraining):
+    """The worker ends because packages that it runs have changed on disk; a new one follows.
+
+    Clients repeat the call by themselves and raise this only when that happens again and again.
+    """
+
+
 class Busy(JaxdError, RuntimeError):
     """The server has no room for the call now.
 
@@ -186,3 +212,22 @@ class Cancelled(JaxdError, RuntimeError):
 
 class InternalError(JaxdError, RuntimeError):
     """jaxd itself failed; the server's log has the traceback."""
+
+
+class CompileAdvice(UserWarning):
+    """A function is compiled, or taken apart, more often than its author can have meant."""
+
+
+class TracedReadWarning(UserWarning):
+    """A function reads the clock, a file or a random state while it is traced.
+
+    The program keeps what it read then.
+    """
+
+
+class UnsharedWarning(UserWarning):
+    """A function reaches something that cannot be part of a key: no other process can share it."""
+
+
+class SkewWarning(UserWarning):
+    """Packages differ: between this process and the server, or from what they were when loaded."""

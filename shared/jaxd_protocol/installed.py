@@ -2,8 +2,10 @@
 
 Installed code (the standard library and what stands in a `site-packages`) travels by name: both
 ends have it. Everything else is *local* and travels by value, so that the server never imports a
-file that the user is still editing. Editable installs are local. Our own packages count as
-installed wherever they lie.
+file that the user is still editing. Editable installs are local, whether a `.pth` file, a link or
+an import hook leads to them; what `pip install .` has copied is installed, and its RECORD tells one
+copy from the next. Our own packages count as installed wherever they lie. Where the interpreter is
+decides nothing: an environment may lie in the user's project, or the project in the environment.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 import sysconfig
 from functools import lru_cache
 
-__all__ = ["OWN_PACKAGES", "is_local_file", "is_local_module"]
+__all__ = ["OWN_PACKAGES", "is_local_file", "is_local_module", "site_folder"]
 
 OWN_PACKAGES = frozenset({"jaxd", "jaxd_protocol", "jaxd_server"})
 
@@ -36,6 +38,15 @@ def is_local_file(path: str) -> bool:
     return not real.startswith(_standard_library())
 
 
+def site_folder(path: str) -> str | None:
+    """The `site-packages` folder that a path is in; None when it is in none."""
+    parts = path.split(os.sep)
+    for end in range(len(parts) - 1, 0, -1):
+        if parts[end - 1] in _SITE_FOLDERS:
+            return os.sep.join(parts[:end])
+    return None
+
+
 def is_local_module(name: str | None) -> bool:
     """Whether the loaded module of that name is the user's own; `__main__` always is."""
     if name is None or name == "__main__":
@@ -43,15 +54,22 @@ def is_local_module(name: str | None) -> bool:
     if name.partition(".")[0] in OWN_PACKAGES:
         return False
     module = sys.modules.get(name)
-    if module is None:
-        return True  # made by hand, or gone: only its value can travel
     spec = getattr(module, "__spec__", None)
     origin = getattr(module, "__file__", None) or getattr(spec, "origin", None)
-    if origin in (None, "built-in", "frozen"):
-        return spec is None or (origin is None and not _is_namespace_installed(module))
-    return is_local_file(origin)
-
-
-def _is_namespace_installed(module: object) -> bool:
+    if origin in ("built-in", "frozen"):
+        return spec is None
+    if origin is not None:
+        return is_local_file(origin)
     folders = list(getattr(module, "__path__", ()))
-    return bool(folders) and not any(is_local_file(folder) for folder in folders)
+    if folders:  # a namespace package: it has no file of its own
+        return any(is_local_file(folder) for folder in folders)
+    return _is_parent_local(name)
+
+
+def _is_parent_local(name: str) -> bool:
+    """An extension module makes submodules that have no file: `jaxlib._jax.pytree`.
+
+    A name without parent was made by hand, or is gone: only its value can travel.
+    """
+    parent = name.rpartition(".")[0]
+    return not parent or is_local_module(parent)

@@ -18,6 +18,7 @@ import pytest
 from jaxd import LazyArray, PRNGKeys
 from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError
+from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import numpy_leaf, parse_skeleton, read_scalar
 
@@ -39,7 +40,7 @@ def encode(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
 
 
 def arrived(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
-    """Arguments as a server reads them; pickled ones as `pickle` makes them."""
+    """Arguments as a server reads them."""
     skeleton, blob, buffers = encode(*args, statics=statics, **kwargs)
     layout = parse_skeleton(skeleton, lambda module, name, fields: tuple, pickle.loads)
     layout.check(blob, buffers)
@@ -48,7 +49,7 @@ def arrived(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
         if leaf.tag == "P":
             first = place.buffer + 1
             beside = buffers[first : first + leaf.buffers]
-            leaves.append(pickle.loads(buffers[place.buffer], buffers=beside))
+            leaves.append(unpack(buffers[place.buffer], beside))
         elif leaf.tag in "AK":
             leaves.append(numpy_leaf(leaf, place, blob, buffers))
         else:

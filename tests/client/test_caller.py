@@ -107,7 +107,7 @@ def test_it_answers_what_a_function_is(caller: Caller, client: Client) -> None:
         caller.question("describe", (spec.key,))
     caller.encode(spec, (1.0,), {}, None, "auto")
     described, _ = caller.question("describe", (spec.key,))
-    assert described == (spec.identity.fingerprint, spec.identity.name, spec.options)
+    assert described == (spec.identity.name, spec.options, spec.identity.meaning.to_message())
     _, (code,) = caller.question("code", (spec.identity.fingerprint,))
     assert bytes(code) == spec.identity.code
     for verb, argument in (("code", b"unknown"), ("other", b"")):

@@ -17,11 +17,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in ("serve", "start", "stop", "status", "doctor", "token", "demo", "examples:"):
+    for name in ("serve", "start", "stop", "status", "doctor", "token", "why", "demo", "examples:"):
         assert name in said
 
 
-@pytest.mark.parametrize("name", ["start", "stop", "status", "doctor", "token"])
+@pytest.mark.parametrize("name", ["start", "stop", "status", "doctor", "token", "why"])
 def test_each_command_has_help_with_an_example(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

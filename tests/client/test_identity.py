@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxd.identity import Identity, Spec
 from jaxd_protocol.calls import Options
-from jaxd_protocol.errors import PackingError
+from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.packing import unpack_function
 
 
 def fingerprint(function: Any) -> bytes:
@@ -97,12 +101,107 @@ def test_static_arguments_are_found_by_position_and_name() -> None:
     assert not Identity(function, Options()).statics
 
 
-def test_what_cannot_travel_is_named() -> None:
-    """Together with the function that reaches it."""
-    lock = threading.Lock()
+def test_a_lock_counts_as_such() -> None:
+    """It is made anew where the function runs; who holds it says nothing about a result."""
+    lock, other = threading.Lock(), threading.Lock()
 
     def holds(x: Any) -> Any:
         return lock, x
 
-    with pytest.raises(PackingError, match=r"holds.*lock"):
-        Identity(holds, Options())
+    before = Identity(holds, Options())
+    lock = other
+    assert other.acquire()
+    assert Identity(holds, Options()).fingerprint == before.fingerprint
+    assert before.found.unshared == ()
+    assert before.code
+
+
+def test_what_has_no_content_is_named() -> None:
+    """With the path to it; the function keeps a name of its own in each process."""
+    stream = iter([1.0])
+    numbers = (number for number in stream)
+
+    def draws(x: Any) -> Any:
+        return numbers, x
+
+    identity = Identity(draws, Options())
+    (found,) = identity.found.unshared
+    assert found.path.endswith("draws → numbers")
+    assert found.type_name == "generator"
+    assert identity.fingerprint != Identity(draws, Options()).fingerprint
+    assert not identity.meaning.shared
+
+
+def test_what_has_no_content_is_warned_of() -> None:
+    """In the line that is asked for, with what to do about it."""
+    numbers = (number for number in [1.0])
+    identity = Identity(lambda x: (numbers, x), Options())
+    with pytest.warns(UnsharedWarning, match=r"generator.*ignore='numbers'.*extra_key=") as heard:
+        identity.warn()
+    assert heard[0].filename == __file__
+
+
+def test_a_read_that_no_key_can_hold_is_warned_of() -> None:
+    """The clock stays as it was when the program was built."""
+
+    def stamped(x: Any) -> Any:
+        return x + time.time()
+
+    identity = Identity(stamped, Options())
+    with pytest.warns(TracedReadWarning, match=r"stamped reads the clock \(time.time\)") as heard:
+        identity.warn()
+    assert heard[0].filename == __file__
+    assert identity.meaning.shared
+
+
+def test_what_can_be_neither_in_a_key_nor_carried_is_refused() -> None:
+    """Together with the function that reads it."""
+
+    def reads(x: Any) -> Any:
+        return dict(os.environ), x
+
+    with pytest.raises(PackingError, match=r"reads.*reads the environment"):
+        Identity(reads, Options())
+
+
+def test_it_says_when_it_does_not_hold_any_more() -> None:
+    """The same as before holds again, though the key is the same either way."""
+    scale = 2.0
+
+    def scaled(x: Any) -> Any:
+        return x * scale
+
+    identity = Identity(scaled, Options())
+    assert identity.holds
+    scale = 3.0
+    assert not identity.holds
+
+
+def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
+    """By the name that code gives it."""
+
+    def fingerprint_with(stamp: str) -> bytes:
+        def stamped(x: Any) -> Any:
+            return x, stamp
+
+        return Identity(stamped, Options(), ("stamp",)).fingerprint
+
+    assert fingerprint_with("monday") == fingerprint_with("tuesday")
+
+
+def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
+    """An array of more than a megabyte: reading it before each call would take too long."""
+    small, large = np.zeros(1 << 10), np.zeros(1 << 20)
+    assert Identity(lambda x: x + small, Options()).is_complete
+    pinned = Identity(lambda x: x + large, Options())
+    assert not pinned.is_complete
+    large[0] = 1.0
+    assert pinned.holds
+
+
+def test_the_code_is_packed_when_it_is_asked_for_and_once() -> None:
+    """A call of a function that the server knows needs none of it."""
+    identity = Identity(make(2.0), Options())
+    assert identity._packed is None
+    assert identity.code is identity.code
+    assert unpack_function(identity.code).function(3.0) == 6.0

@@ -14,9 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.jax_side import current_config, encode_jax, loaded_jax, to_jax, to_jax_keys
-from jaxd_protocol.calls import CONFIG_DEFAULTS
-from jaxd_protocol.errors import TracerError
+from jaxd.jax_side import (
+    current_config,
+    encode_jax,
+    loaded_jax,
+    refuse_settings_that_stay,
+    to_jax,
+    to_jax_keys,
+)
+from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.trees import TreeEncoder
 
 
@@ -111,3 +118,17 @@ def test_keys_keep_their_implementation(impl: str) -> None:
     found = to_jax_keys(np.asarray(jax.random.key_data(keys)), impl)
     assert found.dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.uniform(found[0]), jax.random.uniform(keys[0]))
+
+
+@pytest.mark.parametrize("name", sorted(CONFIG_FIXED))
+def test_a_setting_that_no_server_has_is_refused(name: str) -> None:
+    """The results would be others than jax's own, without a word."""
+    other = {"jax_random_seed_offset": 1, "jax_legacy_prng_key": "warn"}.get(name, True)
+    refuse_settings_that_stay()
+    before = getattr(jax.config, name)
+    jax.config.update(name, other)  # type: ignore[no-untyped-call]
+    try:
+        with pytest.raises(ConfigurationError, match=f"{name} is .*JAXD_INLINE=1"):
+            refuse_settings_that_stay()
+    finally:
+        jax.config.update(name, before)  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from jaxd import Client, forking, persistent_call
-from jaxd_protocol.errors import PackingError
+from jaxd import Client, forking, identity, persistent_call
+from jaxd_protocol.errors import PackingError, UnsharedWarning
+from jaxd_protocol.fingerprint import walk
 
 
 def test_it_calls_submits_awaits_and_maps(client: Client) -> None:
@@ -94,18 +96,63 @@ def test_its_fingerprint_is_hexadecimal_and_stable(client: Client) -> None:
     made = persistent_call(lambda x: x + 1)
     assert made.fingerprint == made.fingerprint
     assert len(bytes.fromhex(made.fingerprint)) == 16
-    lock = threading.Lock()
-    with pytest.raises(PackingError):
-        _ = persistent_call(lambda x: lock).fingerprint
+    with pytest.raises(PackingError, match="environment"):
+        _ = persistent_call(lambda x: os.environ).fingerprint
 
 
-def test_a_function_is_packed_once(client: Client) -> None:
-    """A closure that changes afterwards does not change the function, as with jax.jit."""
+RATE = 2.0
+TABLE = {"rate": 2.0, "other": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "holder", "key"),
+    [
+        (lambda x: x * RATE, globals(), "RATE"),
+        (lambda x: x * TABLE["rate"], TABLE, "rate"),
+    ],
+    ids=["global", "entry"],
+)
+def test_what_changes_is_seen_at_the_next_call(
+    client: Client, monkeypatch: pytest.MonkeyPatch, function: Any, holder: Any, key: Any
+) -> None:
+    """Unlike with jax.jit, which keeps what it found when it traced."""
+    made = client.persistent_call(function)
+    before = made.fingerprint
+    assert float(made(1.0)) == 2.0
+    monkeypatch.setitem(holder, key, 3.0)
+    assert float(made(1.0)) == 3.0
+    assert made.fingerprint != before
+
+
+def test_a_closure_that_changes_is_seen_at_the_next_call(client: Client) -> None:
+    """Rebound in the function around it; and what it was before is found again."""
+    scale = 2.0
+    made = client.persistent_call(lambda x: x * scale)
+    first = made.fingerprint
+    assert float(made(1.0)) == 2.0
+    scale = 3.0
+    assert float(made(1.0)) == 3.0
+    scale = 2.0
+    assert made.fingerprint == first
+
+
+def test_a_list_that_changes_is_seen_at_the_next_call(client: Client) -> None:
+    """In place, which nobody announces."""
     scale = [2.0]
     made = client.persistent_call(lambda x: x * scale[0])
     assert float(made(1.0)) == 2.0
     scale[0] = 3.0
-    assert float(made(1.0)) == 2.0
+    assert float(made(1.0)) == 3.0
+
+
+def test_what_changes_and_is_not_read_changes_nothing(client: Client) -> None:
+    """The other entries of a table; nothing is traced again."""
+    made = client.persistent_call(lambda x: x * TABLE["other"])
+    made(1.0)
+    before = client.statistics().traces
+    TABLE["unread"] = 1.0
+    made(1.0)
+    assert client.statistics().traces == before
 
 
 def test_settings_are_read_at_each_call(client: Client) -> None:
@@ -115,11 +162,12 @@ def test_settings_are_read_at_each_call(client: Client) -> None:
 
     made = client.persistent_call(lambda x: x * 2, results="numpy")
     found = []
+    before = client.statistics().traces
     for x64 in (False, True, False):
         with jax.enable_x64(x64):
             found.append(made(np.ones(2)).dtype.name)
     assert found == ["float32", "float64", "float32"]
-    assert len(made._specs) == 2
+    assert client.statistics().traces == before + 2
 
 
 def test_options_of_the_function_win_over_those_of_the_process(client: Client) -> None:
@@ -157,33 +205,55 @@ def test_many_coroutines_on_one_loop(client: Client) -> None:
     assert turns > 1
 
 
-def test_a_coroutine_does_not_block_its_loop(client: Client) -> None:
-    """Packing is done elsewhere, under the settings of the thread that called."""
+def test_a_coroutine_does_not_block_its_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function is looked at elsewhere, under the settings of the thread that called."""
     import jax
     import numpy as np
 
-    packed_in = []
+    looked_in = []
 
-    class Noted:
-        def __reduce__(self) -> Any:
-            packed_in.append(threading.current_thread())
-            return float, (2.0,)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        looked_in.append(threading.current_thread())
+        return walk(*args, **kwargs)
 
-    noted: Any = Noted()
-    double = client.persistent_call(lambda x: x * noted, results="numpy")
+    monkeypatch.setattr(identity, "walk", noted)
+    double = client.persistent_call(lambda x: x * 2, results="numpy")
 
     async def main() -> Any:
         with jax.enable_x64(True):
             return await double.call_async(np.ones(2))
 
     assert asyncio.run(main()).dtype == np.float64
-    assert packed_in
-    assert threading.current_thread() not in packed_in
+    assert looked_in
+    assert threading.current_thread() not in looked_in
 
 
-def test_the_child_of_a_fork_can_pack() -> None:
-    """Also when another thread of the parent was packing as it forked."""
+def test_the_child_of_a_fork_can_look() -> None:
+    """Also when another thread of the parent was looking as it forked."""
     made = persistent_call(lambda x: x + 1)
-    made._lock.acquire()
+    made._identities._lock.acquire()
     forking._in_child()
     assert made.fingerprint
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda made: made.fingerprint,
+        lambda made: made(1.0),
+        lambda made: made.submit(1.0).result(),
+        lambda made: list(made.map([1.0])),
+    ],
+    ids=["fingerprint", "call", "submit", "map"],
+)
+def test_a_warning_about_a_function_points_to_the_line_that_used_it(
+    client: Client, use: Any
+) -> None:
+    """Not into this library."""
+    stream = (number for number in [1.0])
+    made = client.persistent_call(lambda x: x if x is not None else next(stream))
+    with pytest.warns(UnsharedWarning) as heard:
+        use(made)
+    assert {warning.filename for warning in heard} == {__file__}

@@ -57,6 +57,21 @@ def test_each_stage_has_its_words(terminal: Terminal, name: str, words: str) -> 
     assert terminal.getvalue().endswith("\n")
 
 
+def test_a_long_build_ends_in_its_reason(terminal: Terminal) -> None:
+    """In one line, whatever the server says; also when nothing was shown so far."""
+    shown = Progress()
+    content = {"function": "step", "seconds": 8.21, "reason": "global LR:\n0.1 → 0.01"}
+    shown.event("connection", 1, "stage", stage("run"))
+    shown.event("connection", 1, "built", content)
+    shown.finish("connection", 1)
+    last = "jaxd: compiled step in 8.2 s: global LR: 0.1 → 0.01\n"
+    assert terminal.getvalue().endswith(last)
+    assert "was ready" not in terminal.getvalue()
+    shown.event("connection", 2, "built", content)
+    shown.finish("connection", 2, ready=False)
+    assert terminal.getvalue().endswith(last)
+
+
 def test_a_short_call_is_not_mentioned(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written before a second has passed, and nothing at the end either."""
     monkeypatch.setattr(progress, "_QUIET_S", 1e9)

@@ -13,6 +13,7 @@ import pytest
 from jaxd import LazyArray, PRNGKeys
 from jaxd.results import ResultReader, ResultsAs, _read_lazy
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
+from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.trees import TreeEncoder, dump_literal
 
 
@@ -42,11 +43,13 @@ class Writer(TreeEncoder):
         elif isinstance(value, PRNGKeys):
             self.key(value.impl, value.data)
         elif isinstance(value, Pair | Node):
-            cls = type(value)
-            self._skeleton += (b"O", dump_literal((cls.__module__, cls.__qualname__)))
+            self._skeleton += (b"O", self.class_name(type(value)))
             self.node(dict(vars(value)))
         else:
             super().other(value)
+
+    def class_name(self, cls: type) -> bytes:
+        return dump_literal((cls.__module__, cls.__qualname__, content_id(cls)))
 
 
 def sent(value: Any) -> tuple[bytes, bytes, list[memoryview]]:
@@ -57,9 +60,12 @@ def sent(value: Any) -> tuple[bytes, bytes, list[memoryview]]:
     return writer.skeleton, writer.blob, buffers
 
 
-def received(value: Any, results: ResultsAs = "numpy", classes: Any = ()) -> Any:
+MET = {(cls.__module__, cls.__qualname__): cls for cls in (Point, Pair)}
+
+
+def received(value: Any, results: ResultsAs = "numpy", met: Any = MET) -> Any:
     """The result as a caller gets it."""
-    return ResultReader(dict(classes)).read(*sent(value), results)
+    return ResultReader(met).read(*sent(value), results)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +153,16 @@ def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> 
     message = sent(Point(np.float32(1), None))
     import sys
 
+    met: dict[Any, Any] = {}
+    monkeypatch.delattr(sys.modules[__name__], "Point")
     if has_another:
 
         class Other(NamedTuple):
             z: Any
 
-        monkeypatch.setattr(sys.modules[__name__], "Point", Other)
-    else:
-        monkeypatch.delattr(sys.modules[__name__], "Point")
-    found = ResultReader({}).read(*message, "numpy")
+        Other.__qualname__ = "Point"
+        met = {(__name__, "Point"): Other}
+    found = ResultReader(met).read(*message, "numpy")
     assert type(found).__name__ == "Point"
     assert found._fields == ("x", "y")
     assert (float(found.x), found.y) == (1.0, None)
@@ -176,10 +183,40 @@ def test_a_class_that_was_met_while_packing() -> None:
 
     node: Any = Local()
     node.weights = np.ones(2)
-    classes = {(Local.__module__, Local.__qualname__): Local}
-    found = received(node, classes=classes)
+    found = received(node, met={(Local.__module__, Local.__qualname__): Local})
     assert type(found) is Local
     np.testing.assert_array_equal(found.weights, [1, 1])
+
+
+def test_two_classes_of_one_name_are_told_apart() -> None:
+    """A notebook's class before and after an edit: by what they mean."""
+
+    def make(default: int) -> Any:
+        class Config(Node):
+            def width(self) -> int:
+                return default
+
+        return Config
+
+    old, new = make(1), make(2)
+    reader = ResultReader({(old.__module__, old.__qualname__): old})
+    reader.learn({(new.__module__, new.__qualname__): new})
+    for cls in (old, new):
+        node = cls()
+        node.weights = np.ones(1)
+        assert type(reader.read(*sent(node), "numpy")) is cls
+
+
+def test_a_class_of_equal_content_comes_from_the_right_module() -> None:
+    """Two modules may hold the same text."""
+
+    def make(module: str) -> Any:
+        return type("Twin", (Node,), {"__module__": module, "__qualname__": "Twin"})
+
+    twins = [make("one"), make("two")]
+    reader = ResultReader({(cls.__module__, "Twin"): cls for cls in twins})
+    for cls in twins:
+        assert type(reader.read(*sent(cls()), "numpy")) is cls
 
 
 def test_a_class_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +231,16 @@ def test_a_class_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("os", "system"), ("subprocess", "Popen"), ("builtins", "eval"), (__name__, "Node")],
+    [
+        ("os", "system"),
+        ("subprocess", "Popen"),
+        ("builtins", "eval"),
+        (__name__, "Node"),
+        (__name__, "Pair"),
+    ],
 )
 def test_a_server_cannot_have_anything_called(module: str, name: str) -> None:
-    """Only data classes, and classes that this process has itself sent."""
+    """Only installed data classes, and classes that this process has itself sent."""
     skeleton = b"O" + dump_literal((module, name)) + b"D\0\0\0\0"
     with pytest.raises(JaxdError):
         ResultReader({}).read(skeleton, b"", [], "numpy")

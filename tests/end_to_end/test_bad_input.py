@@ -41,26 +41,36 @@ def _of_an_open_file(path: Path) -> Any:
     return (lambda x: (file.write("x"), x)), file.close
 
 
-def _of_a_lock(path: Path) -> Any:
-    lock = threading.Lock()
-    return (lambda x: lock.locked() or x), lambda: None
-
-
 def _of_a_generator(path: Path) -> Any:
     numbers = (n for n in range(3))
     return (lambda x: x + next(numbers)), lambda: None
 
 
-@pytest.mark.parametrize("make", [_of_an_open_file, _of_a_lock, _of_a_generator])
-def test_a_function_that_cannot_be_pickled(
+@pytest.mark.parametrize("make", [_of_an_open_file, _of_a_generator])
+def test_a_function_that_uses_something_that_cannot_travel(
     served: Client, tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:
-    """The error names the function, what it reached, and where to put it instead."""
+    """It is warned of, and an error when it is used: with the path to it, and where to put it."""
     function, done = make(tmp_path / "file")
-    with pytest.raises(errors.PackingError, match=r"<lambda>.* cannot travel") as caught:
+    with (
+        pytest.warns(errors.UnsharedWarning, match="<lambda> → "),
+        pytest.raises(errors.PackingError, match=r"<lambda>.* cannot travel") as caught,
+    ):
         served.persistent_call(function)(1.0)
     assert "inside the function" in advice(caught.value)
     done()
+
+
+def test_a_function_that_uses_a_lock(served: Client) -> None:
+    """It has one of its own on the server."""
+    lock = threading.Lock()
+
+    def guarded(x: Any) -> Any:
+        with lock:
+            return x + 1
+
+    with lock:
+        assert float(served.persistent_call(guarded)(1.0)) == 2.0
 
 
 def test_a_function_that_raises_while_it_is_traced(served: Client) -> None:

@@ -25,13 +25,10 @@ def stops_once(gate: str, marker: str) -> Callable[[Any], Any]:
     """A function that notes each trace, and stops at the gate unless the marker is there."""
 
     def function(x: Any) -> Any:
-        import os
-
-        with open(gate + ".log", "a") as log:
+        with Path(gate + ".log").open("a") as log:
             log.write("traced\n")
-        if not os.path.exists(marker):
-            with open(gate, "rb") as waiting:
-                waiting.read()
+        if not Path(marker).exists():
+            Path(gate).read_bytes()
         return x + 1
 
     return function

@@ -4,6 +4,7 @@ Started as the real one is, with one JSON argument. Each connection gets one lin
 epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
 
     fail    write two lines and exit with 3 before it is ready
+    outdated  say to the first caller that packages have changed, and end, in epoch 1
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
 """
 
@@ -55,6 +56,9 @@ class FakeWorker:
     def on_caller(self, listening: socket.socket) -> None:
         caller, _ = listening.accept()
         self.held.append(caller)
+        if self.mode == "outdated" and self.epoch == 1:
+            self.say({"event": "outdated", "changes": ["optax was changed from 1 to 2"]})
+            self.draining = True
         with suppress(ConnectionError):  # it only wanted to know whether we answer
             caller.sendall(json.dumps({"epoch": self.epoch, "pid": os.getpid()}).encode() + b"\n")
 

@@ -16,17 +16,20 @@ from jaxd import Client, connect
 from jaxd.arguments import encode_arguments
 from jaxd.results import ResultReader, ResultsAs
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, fingerprint_of, function_key
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, function_key
 from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.handshake import greet_server
-from jaxd_protocol.packing import Packed, pack
+from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.packing import Packed, pack_function
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
 from jaxd_server.admission import Admission
+from jaxd_server.arrivals import Arrival
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
-from jaxd_server.functions import Function, Functions
+from jaxd_server.functions import Described, Function, Functions
 from jaxd_server.options import ServerOptions
 from jaxd_server.parts import Parts
 from jaxd_server.pipeline import Call, Pipeline, Reply
@@ -49,15 +52,19 @@ class Source:
     def __init__(self, function: Callable[..., Any], options: Options = PLAIN) -> None:
         self.function = function
         self.options = options
-        self.code_: Packed = pack(function, "the function")
-        self.fingerprint = fingerprint_of(self.code_)
+        self.name = getattr(function, "__name__", "it")
+        walked = walk(function, self.name)
+        self.meaning = Meaning.of(walked.fingerprint)
+        self.code_: Packed = pack_function(function, "the function", walked.reach)
+        self.fingerprint = self.meaning.fingerprint
         self.key = function_key(self.fingerprint, options)
         self.asked: list[str] = []
+        self.owner = os.urandom(16)
 
-    def describe(self, key: bytes) -> tuple[bytes, str, Options]:
+    def describe(self, key: bytes) -> Described:
         """What the key stands for."""
         self.asked.append("describe")
-        return self.fingerprint, getattr(self.function, "__name__", "it"), self.options
+        return Described(self.fingerprint, self.name, self.options, self.meaning)
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function."""
@@ -77,7 +84,9 @@ class Source:
 def function_of(function: Callable[..., Any], options: Options = PLAIN) -> Function:
     """The function as the server knows it, without having travelled."""
     source = Source(lambda: None, options)
-    return Function(source.key, getattr(function, "__name__", "it"), function, options)
+    name = getattr(function, "__name__", "it")
+    described = Described(source.fingerprint, name, options, source.meaning)
+    return Function(source.key, described, Arrival(function))
 
 
 class Kitchen:
@@ -161,8 +170,9 @@ class Peer(BulkConnection):
     def describe(self) -> tuple[Any, ...]:
         """What the key stands for."""
         assert self._source is not None
-        fingerprint, name, options = self._source.describe(b"")
-        return fingerprint, name, options.to_bytes()
+        said = self._source.describe(b"")
+        assert said.meaning is not None
+        return said.name, said.options.to_bytes(), said.meaning.to_message()
 
     def code(self) -> bytes | memoryview:
         """The packed function."""

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
+from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 from jaxd_server.admission import Admission
-from tests.server.staging import PATIENCE_S, join, start, until
+from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 
 def test_running_calls_are_listed_the_oldest_first() -> None:
@@ -50,6 +50,28 @@ def test_a_draining_server_takes_no_calls() -> None:
         admission.enter("step", None)
     assert raised.value.may_repeat
     assert admission.running() == []
+
+
+def test_calls_for_the_next_worker_wait_for_the_running_ones() -> None:
+    """They are refused when the worker is about to end: until then there is no other."""
+    admission = Admission()
+    running = admission.enter("step", None)
+    admission.replace()
+    assert admission.draining
+    refused: list[WorkerReplaced] = []
+
+    def enter() -> None:
+        with pytest.raises(WorkerReplaced, match="Repeat the call") as raised:
+            admission.enter("other", None)
+        refused.append(raised.value)
+
+    thread = start(enter)
+    until(lambda: waiting(admission._changed))
+    assert refused == []
+    admission.leave(running)
+    join([thread])
+    assert refused[0].may_repeat
+    admission.drain()
 
 
 def test_draining_waits_for_the_running_calls() -> None:

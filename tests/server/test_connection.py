@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -21,24 +22,31 @@ OpenShop = Callable[..., Shop]
 FLOAT: Any = np.zeros((), np.float32)
 """The shape and dtype of what a callback returns."""
 
-GATES: dict[str, threading.Event] = {}
-"""Where called functions wait; found by name, because functions travel by value."""
+
+class _Gate(logging.Handler):
+    """Where called functions wait. They travel by value and find it by the name of its logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Takes no lock, so that several may wait here."""
+        self.entered.set()
+        return self.opened.wait(PATIENCE_S)
 
 
 def _pass(gate: str, value: Any) -> Any:
-    import importlib
-
-    gates = importlib.import_module("tests.server.test_connection").GATES
     if float(value) < 0:
-        gates[gate + " entered"].set()
-        assert gates[gate].wait(30)
+        logging.getLogger(gate).error("somebody is at the gate")
     return value
 
 
 def make_gate(name: str) -> tuple[threading.Event, threading.Event]:
     """The event that a function sets when it has come so far, and the one that lets it go on."""
-    GATES[name + " entered"], GATES[name] = threading.Event(), threading.Event()
-    return GATES[name + " entered"], GATES[name]
+    gate, logger = _Gate(), logging.getLogger(name)
+    logger.handlers, logger.propagate = [gate], False
+    return gate.entered, gate.opened
 
 
 def gated(client: Client, gate: str) -> Any:
@@ -120,12 +128,12 @@ def test_code_arrives_although_the_budget_is_used_up(open_shop: OpenShop) -> Non
     """A call that waits for its function must not keep its function out."""
     shop = open_shop(budget_bytes=1 << 16)
     client = shop.client()
-    table = np.ones(1 << 18, np.float32)
+    table = np.ones(1 << 17, np.float32)
     lookups = [client.persistent_call(lambda x, n=n: x + table.sum() * n) for n in range(3)]
     x = np.zeros(1 << 16, np.float32)
     futures = [lookup.submit(x) for lookup in lookups]
     assert [float(np.asarray(future.result(PATIENCE_S))[0]) for future in futures] == [
-        float(n * (1 << 18)) for n in range(3)
+        float(n * (1 << 17)) for n in range(3)
     ]
 
 
@@ -180,30 +188,46 @@ def test_a_client_that_dies_costs_only_its_own_calls(shop: Shop) -> None:
     until(lambda: shop.parts.status()["connections"] == 1)
 
 
-@pytest.mark.parametrize("verb", ["describe", "code"])
-def test_a_client_that_dies_while_it_is_asked_does_not_fail_others(shop: Shop, verb: str) -> None:
-    """Who waits for the same function is asked instead."""
-    asked, gone = threading.Event(), threading.Event()
+class _Dying(Source):
+    """A client that dies when it is asked for one thing."""
 
-    def leave(*_: Any) -> Any:
-        asked.set()
-        assert gone.wait(PATIENCE_S)
+    def __init__(self, verb: str) -> None:
+        super().__init__(_triple)
+        self.asked_now, self.gone = threading.Event(), threading.Event()
+        setattr(self, verb, self._leave)
+
+    def _leave(self, *_: Any) -> Any:
+        self.asked_now.set()
+        assert self.gone.wait(PATIENCE_S)
         raise EOFError
 
-    dying, staying = Source(_triple), Source(_triple)
-    setattr(dying, verb, leave)
+
+def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(shop: Shop) -> None:
+    """Who waits for the same code is asked instead."""
+    dying, staying = _Dying("code"), Source(_triple)
     peer = shop.peer(dying)
     threads = [start(_lose, peer, 1.0)]
-    assert asked.wait(PATIENCE_S)
+    assert dying.asked_now.wait(PATIENCE_S)
     replies: list[Any] = []
     threads.append(start(lambda: replies.append(shop.peer(staying).call(2.0))))
-    flights = shop.parts.pipeline.functions._flights._flights
-    until(lambda: flights and waiting(next(iter(flights.values()))._condition))
-    gone.set()
+    flights = shop.parts.pipeline.functions._receiving._flights
+    until(lambda: waiting(flights[staying.fingerprint]._condition))
+    dying.gone.set()
     join(threads[:1])
     peer.shut()
     join(threads)
     assert float(read_reply(replies[0], staying)) == 6.0
+
+
+def test_nobody_waits_until_another_client_has_described_the_function(shop: Shop) -> None:
+    """Each is asked what it means by a key: their fingerprints may be in doubt."""
+    dying, staying = _Dying("describe"), Source(_triple)
+    peer = shop.peer(dying)
+    thread = start(_lose, peer, 1.0)
+    assert dying.asked_now.wait(PATIENCE_S)
+    assert float(read_reply(shop.peer(staying).call(2.0), staying)) == 6.0
+    dying.gone.set()
+    join([thread])
 
 
 def _lose(peer: Peer, *args: Any) -> None:

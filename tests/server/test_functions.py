@@ -47,16 +47,28 @@ def test_the_code_travels_once_for_all_options() -> None:
 
 
 def test_many_calls_of_a_new_function_ask_once() -> None:
-    """Whichever client is asked, the others wait."""
+    """All those of one client."""
+    functions = Functions()
+    source = Source(_double)
+    outcomes = at_once(8, lambda index: functions.obtain(source.key, source))
+    assert len({id(function) for function in outcomes}) == 1
+    assert source.asked == ["describe", "code"]
+
+
+def test_many_clients_with_the_same_new_function_send_its_code_once() -> None:
+    """Each of them says what it means by the key, and has the same function."""
     functions = Functions()
     sources = [Source(_double) for _ in range(8)]
     outcomes = at_once(8, lambda index: functions.obtain(sources[index].key, sources[index]))
-    assert len({id(function) for function in outcomes}) == 1
-    assert sorted(verb for source in sources for verb in source.asked) == ["code", "describe"]
+    assert len({id(function.function) for function in outcomes}) == 1
+    assert sum(source.asked.count("code") for source in sources) == 1
+    assert max(source.asked.count("describe") for source in sources) == 1
 
 
 class Leaving(Source):
-    """A client that goes away while it is asked."""
+    """A client that takes its time when it is asked, and goes away if it `leaves`."""
+
+    leaves = True
 
     def __init__(self, verb: str) -> None:
         super().__init__(_double)
@@ -77,27 +89,38 @@ class Leaving(Source):
         if verb == self._verb:
             self.asked_now.set()
             assert self.gone.wait(PATIENCE_S)
-            raise ConnectionLost("the client went away")
+            if self.leaves:
+                raise ConnectionLost("the client went away")
 
 
-@pytest.mark.parametrize("verb", ["describe", "code"])
-def test_a_client_that_leaves_does_not_fail_the_others(verb: str) -> None:
-    """Who waits for its answer is asked instead."""
+def _lose(functions: Functions, leaving: Leaving) -> None:
+    with pytest.raises(ConnectionLost):
+        functions.obtain(leaving.key, leaving)
+
+
+def test_a_client_that_leaves_while_it_sends_code_does_not_fail_the_others() -> None:
+    """Who waits for the same code is asked instead."""
     functions = Functions()
-    leaving, staying = Leaving(verb), Source(_double)
+    leaving, staying = Leaving("code"), Source(_double)
     outcomes: list[Any] = []
-
-    def leave() -> None:
-        with pytest.raises(ConnectionLost):
-            functions.obtain(leaving.key, leaving)
-
-    threads = [start(leave)]
+    threads = [start(_lose, functions, leaving)]
     assert leaving.asked_now.wait(PATIENCE_S)
     threads.append(start(lambda: outcomes.append(functions.obtain(staying.key, staying))))
-    until(lambda: waiting(functions._flights._flights[staying.key]._condition))
+    until(lambda: waiting(functions._receiving._flights[staying.fingerprint]._condition))
     leaving.gone.set()
     join(threads)
     assert [function.function(2) for function in outcomes] == [4]
+
+
+def test_a_client_that_leaves_while_it_describes_keeps_nobody_waiting() -> None:
+    """Others say for themselves what they mean."""
+    functions = Functions()
+    leaving, staying = Leaving("describe"), Source(_double)
+    thread = start(_lose, functions, leaving)
+    assert leaving.asked_now.wait(PATIENCE_S)
+    assert functions.obtain(staying.key, staying).function(2) == 4
+    leaving.gone.set()
+    join([thread])
 
 
 def test_a_description_of_another_function_is_refused() -> None:
@@ -109,16 +132,64 @@ def test_a_description_of_another_function_is_refused() -> None:
     assert functions.obtain(honest.key, honest).function(2) == 4
 
 
-def test_other_code_than_the_fingerprint_says_is_refused() -> None:
-    """It is not even unpacked."""
-    functions = Functions()
+def _doubted() -> Source:
+    """A client that sends other code than its fingerprint says."""
     source = Source(_double)
-    honest = source.code_
     source.code_ = Source(lambda x: -x).code_
-    with pytest.raises(ProtocolError, match="other code"):
-        functions.obtain(source.key, source)
-    source.code_ = honest
-    assert functions.obtain(source.key, source).function(2) == 4
+    return source
+
+
+def test_other_code_than_the_fingerprint_says_is_its_own_client_s() -> None:
+    """It gets what it sent, under a key that is nobody else's, and is told so."""
+    functions = Functions()
+    liar, honest = _doubted(), Source(_double)
+    private, shared = (functions.obtain(each.key, each) for each in (liar, honest))
+    assert (private.function(2), shared.function(2)) == (-2, 4)
+    assert "is not shared" in str(private.arrival.doubt)
+    assert private.key not in (liar.key, shared.key)
+    assert (shared.key, shared.arrival.doubt) == (honest.key, None)
+
+
+def test_a_function_in_doubt_is_asked_for_once_and_by_each_client() -> None:
+    """Two that doubt alike have nothing in common."""
+    functions = Functions()
+    first, second = _doubted(), _doubted()
+    mine = functions.obtain(first.key, first)
+    assert functions.obtain(first.key, first) is mine
+    assert functions.obtain(second.key, second).key != mine.key
+    assert first.asked == second.asked == ["describe", "code"]
+
+
+def test_whoever_waited_for_code_in_doubt_sends_its_own() -> None:
+    """What one client sent must not answer the other."""
+    functions = Functions()
+    liar, honest = Leaving("code"), Source(_double)
+    liar.code_ = Source(lambda x: -x).code_
+    liar.leaves = False
+    outcomes: dict[str, Any] = {}
+
+    def obtain(name: str, source: Source) -> None:
+        outcomes[name] = functions.obtain(source.key, source).function(2)
+
+    threads = [start(obtain, "liar", liar)]
+    assert liar.asked_now.wait(PATIENCE_S)
+    threads.append(start(obtain, "honest", honest))
+    until(lambda: waiting(functions._receiving._flights[honest.fingerprint]._condition))
+    liar.gone.set()
+    join(threads)
+    assert outcomes == {"liar": -2, "honest": 4}
+    assert honest.asked == ["describe", "code"]
+
+
+def test_a_function_that_is_known_after_all_answers_whoever_knew_only_doubt() -> None:
+    """One that is verified is found before one that is private."""
+    functions = Functions()
+    source = _doubted()
+    private = functions.obtain(source.key, source)
+    honest = Source(_double)
+    shared = functions.obtain(honest.key, honest)
+    assert private is not shared
+    assert functions.obtain(source.key, source) is shared
 
 
 class _Fragile:

@@ -10,8 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.results import ResultReader, ResultsAs
+from jaxd.results import RemoteObject, ResultReader, ResultsAs
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.keepsakes import recall
+from jaxd_protocol.packing.table import ClassId, server_table
 from jaxd_server.marshal import pack_result
 
 
@@ -74,11 +77,11 @@ class HalfSlotted(_WithSlot, _Node):
 
 
 @jax.tree_util.register_pytree_node_class
-class Reduced(_Node):
+class Named(_Node):
     """Says itself how it is to be pickled."""
 
     def __reduce__(self) -> Any:
-        return Reduced, ()
+        return Named, ()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -99,14 +102,23 @@ class Count(int):
 
 CLASSES = {
     (cls.__module__, cls.__qualname__): cls
-    for cls in (Point, Layer, Frozen, Slotted, Box, HalfSlotted)
+    for cls in (Point, Layer, Frozen, Slotted, Box, HalfSlotted, Named, Table)
 }
 
 
 def home(result: Any, results: ResultsAs = "numpy") -> Any:
-    """What the client makes of a result."""
+    """What the client makes of a result, when it has sent the classes."""
+    for cls in CLASSES.values():
+        arrived(cls)
     form, blob, buffers = pack_result(result, None)
     return ResultReader(CLASSES).read(form.skeleton, blob, buffers, results)
+
+
+def arrived(cls: Any) -> None:
+    """Has the server know a class as one of its clients'."""
+    with server_table.making():
+        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
+        server_table.class_of(name, lambda: cls)
 
 
 def run(tree: Any) -> Any:
@@ -174,33 +186,35 @@ def test_attributes_in_slots_of_a_base_class_come_home() -> None:
     assert float(home(half).child) == 4.0
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: Reduced.tree_unflatten(None, (jnp.ones(1),)), "Reduced"),
-        (lambda: Table(a=jnp.ones(1)), "Table"),
-    ],
-)
-def test_objects_that_are_more_than_their_attributes_are_refused(make: Any, name: str) -> None:
-    """Rather than coming home incomplete; the message says what to return."""
-    with pytest.raises(ResultError, match=rf"{name}, which cannot come home.*Return dicts"):
-        home(make())
+def test_objects_that_are_more_than_their_attributes_come_home_through_jax() -> None:
+    """As `jax.jit` makes them: from what is registered for their class."""
+    named = home(Named.tree_unflatten(None, (jnp.ones(1),)))
+    assert type(named) is Named
+    assert named.child.tolist() == [1.0]
+    table = home(Table(a=jnp.ones(1), b=(jnp.zeros(2),)))
+    assert type(table) is Table
+    assert (list(table), table["a"].tolist(), table["b"][0].tolist()) == (["a", "b"], [1], [0, 0])
 
 
-@pytest.mark.parametrize("extra", [Count(3), {1, 2}, len, np.ones(2)], ids=type)
-def test_an_attribute_that_is_no_data_is_refused(extra: Any) -> None:
-    """By the server, in whose log and traceback the function is."""
+def test_data_that_jax_does_not_see_is_no_data() -> None:
+    """A value in an attribute is part of the structure: the client gets a token for it."""
+    extras: tuple[Any, ...] = (Count(3), np.ones(2), {frozenset(): len})
+    for extra in extras:
 
-    @jax.tree_util.register_pytree_node_class
-    class Holder(_Node):
-        @classmethod
-        def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
-            holder = super().tree_unflatten(None, children)
-            holder.extra = extra
-            return holder
+        @jax.tree_util.register_pytree_node_class
+        class Holder(_Node):
+            @classmethod
+            def tree_unflatten(cls, _: None, children: tuple[Any], extra: Any = extra) -> Any:
+                holder = super().tree_unflatten(None, children)
+                holder.extra = extra
+                return holder
 
-    with pytest.raises(ResultError, match=rf"{type(extra).__name__}, which cannot come home"):
-        home(Holder.tree_unflatten(None, (jnp.ones(1),)))
+        arrived(Holder)
+        form, blob, _ = pack_result(Holder.tree_unflatten(None, (jnp.ones(1),)), None)
+        met = {(Holder.__module__, Holder.__qualname__): Holder}
+        found = ResultReader(met).read(form.skeleton, blob, (), "numpy")
+        assert type(found.extra) is RemoteObject
+        assert recall(found.extra.token) is extra
 
 
 def test_a_dict_with_unusual_keys_is_refused() -> None:

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.live_server import source_environment
 
 PROGRAM = """
 import os
@@ -21,6 +24,7 @@ assert os.waitpid(own, 0) == (own, 0)
 """
 
 
-def test_orphans_are_collected_and_the_own_child_is_left() -> None:
+def test_orphans_are_collected_and_the_own_child_is_left(tmp_path: Path) -> None:
     """Whoever waits for the worker still gets its exit code."""
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+    environment = source_environment(tmp_path)
+    subprocess.run([sys.executable, "-P", "-c", PROGRAM], check=True, env=environment)

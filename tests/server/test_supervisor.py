@@ -32,6 +32,20 @@ def test_a_killed_worker_is_replaced_and_nobody_is_refused(
     assert status["worker_state"] == "ready"
 
 
+def test_a_worker_that_is_outdated_is_replaced_at_once(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """That it ended is no death: nobody waits longer for the next one because of it."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="outdated")
+    host.wait_until_ready()
+    assert greeting(path)["epoch"] == 1
+    assert host.wait_for("worker_outdated")["changes"] == ["optax was changed from 1 to 2"]
+    exited = host.wait_for("worker_exited")
+    assert (exited["exit_code"], exited["restart_in_s"]) == (0, 0.0)
+    assert greeting(path)["epoch"] == 2
+
+
 def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:
     """After five attempts: exit code 1, and the worker's own words in the error."""
     host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="fail")

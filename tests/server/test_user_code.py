@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxd import Client
+from jaxd import Client, connect
 from jaxd_protocol.errors import NotInteractive
 from jaxd_server.user_code import InstalledOnly, prepare_for_user_code
+from tests.live_server import LiveServer
 
 
 @pytest.fixture
@@ -122,24 +124,39 @@ def test_a_function_that_stops_at_a_breakpoint_fails_and_the_next_call_works(
     assert float(client.persistent_call(lambda x: x * 2)(3.0)) == 6.0
 
 
-def test_a_function_cannot_make_the_server_import_a_local_module(
+def test_a_local_module_that_a_function_imports_travels_with_it(
     client: Client, local: Path
 ) -> None:
-    """Not even when its folder is on the server's path."""
+    """Without being imported here, and the next call sees the next edit of it."""
 
-    def use(x: Any, folder: str) -> Any:
-        import sys
+    def use(x: Any) -> Any:
+        import own_module  # type: ignore[import-not-found]
 
-        sys.path.insert(0, folder)
-        try:
-            import own_module  # type: ignore[import-not-found]
-        finally:
-            sys.path.remove(folder)
         return x * own_module.VALUE
 
-    persistent = client.persistent_call(use, static_argnums=1)
-    with pytest.raises(ModuleNotFoundError, match="'own_module' is a local module"):
-        persistent(1.0, str(local))
+    persistent = client.persistent_call(use)
+    assert float(persistent(3.0)) == 3.0
+    (local / "own_module.py").write_text("VALUE = 10\n")
+    assert float(persistent(3.0)) == 30.0
+    assert "own_module" not in sys.modules
+
+
+def test_a_function_cannot_make_the_server_import_a_local_module(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """One that its own process does not find, from a folder on the server's path."""
+    (tmp_path / "own_module.py").write_text("VALUE = 1\n")
+
+    def use(x: Any) -> Any:
+        import own_module
+
+        return x * own_module.VALUE
+
+    live = start_live(PYTHONPATH=os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)]))
+    with connect(live.unix) as client:
+        persistent = client.persistent_call(use)
+        with pytest.raises(ModuleNotFoundError, match="'own_module' is a local module"):
+            persistent(1.0)
 
 
 def test_a_function_can_use_what_is_installed(client: Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
-from jaxd_protocol.failures import describe_failure, rebuild_failure
+from jaxd_protocol.failures import describe_failure, is_failure, rebuild_failure
 from jaxd_protocol.wire import Frame
 from jaxd_protocol.wire.connection import _usual_message, encode_reply
 
@@ -207,3 +207,11 @@ def test_the_traceback_of_the_server_is_in_a_note(error: BaseException) -> None:
     assert "Raised on the jaxd server" in note
     assert "in fail" in note
     assert "ValueError: the reason" in note
+
+
+def test_a_failure_is_told_by_its_exact_type() -> None:
+    """Without rebuilding it; a type of that name from elsewhere is another."""
+    failure = describe_failure(errors.WorkerReplaced("again"))
+    assert is_failure(failure, errors.WorkerReplaced)
+    assert not is_failure(failure, errors.ServerDraining)
+    assert not is_failure(("elsewhere", *failure[1:]), errors.WorkerReplaced)

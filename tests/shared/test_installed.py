@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxd_protocol
-from jaxd_protocol.installed import OWN_PACKAGES, is_local_file, is_local_module
+from jaxd_protocol.installed import OWN_PACKAGES, is_local_file, is_local_module, site_folder
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,57 @@ def test_a_file_is_judged_by_where_it_really_is(tmp_path: Path) -> None:
     assert is_local_file(str(tmp_path / "mine.py"))
     assert is_local_file(str(tmp_path / "site-packages-of-mine" / "mine.py"))
     assert not is_local_file(str(tmp_path / "site-packages" / "theirs.py"))
+
+
+def test_a_module_without_file_is_what_its_parent_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extension modules make submodules; also when such a name is not loaded."""
+    jaxlib = importlib.import_module("jaxlib._jax")
+    assert not is_local_module(jaxlib.pytree.PyTreeDef.__module__)
+    assert not is_local_module("jaxlib._jax.not_there")
+    monkeypatch.setitem(sys.modules, "numpy.by_hand", types.ModuleType("numpy.by_hand"))
+    assert not is_local_module("numpy.by_hand")
+    assert is_local_module(f"{__name__}.by_hand")
+
+
+def test_an_environment_in_a_project_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a project in an environment."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert is_local_file(str(tmp_path / "work" / "mine.py"))
+    assert not is_local_file(str(tmp_path / "lib" / "python3" / "site-packages" / "theirs.py"))
+
+
+def test_an_editable_installation_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is done: here by a link in `site-packages`."""
+    (tmp_path / "work" / "linked_package").mkdir(parents=True)
+    (tmp_path / "work" / "linked_package" / "__init__.py").touch()
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "linked_package").symlink_to(tmp_path / "work" / "linked_package")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    module = importlib.import_module("linked_package")
+    monkeypatch.setitem(sys.modules, "linked_package", module)
+    assert is_local_module("linked_package")
+
+
+def test_what_code_made_in_a_notebook_says_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module filled by `exec` has a name and nothing else."""
+    module = types.ModuleType("cell_1")
+    exec("def f(x): return x", module.__dict__)
+    monkeypatch.setitem(sys.modules, "cell_1", module)
+    assert is_local_module(module.f.__module__)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/a/site-packages/jax/__init__.py", "/a/site-packages"),
+        ("/a/dist-packages/m.py", "/a/dist-packages"),
+        ("/a/site-packages/b/lib/site-packages/m.py", "/a/site-packages/b/lib/site-packages"),
+        ("/a/my-site-packages/m.py", None),
+        ("m.py", None),
+    ],
+)
+def test_the_folder_of_an_installed_file(path: str, folder: str | None) -> None:
+    """The innermost: an environment may lie in another."""
+    assert site_folder(path) == folder

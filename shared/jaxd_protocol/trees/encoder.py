@@ -156,13 +156,13 @@ class TreeEncoder:
         """Appends a mapping whose keys are not all literals."""
         raise TypeError("a mapping's keys must be plain values such as strings or integers")
 
+    def class_name(self, cls: type) -> bytes:
+        """What stands for a class in the skeleton."""
+        return dump_literal((cls.__module__, cls.__qualname__))
+
     def _named_tuple(self, value: Any) -> None:
         cls = type(value)
-        self._skeleton += (
-            b"U",
-            dump_literal((cls.__module__, cls.__qualname__)),
-            dump_literal(tuple(cls._fields)),
-        )
+        self._skeleton += (b"U", self.class_name(cls), dump_literal(tuple(cls._fields)))
         for child in value:
             self.node(child)
 

@@ -5,11 +5,18 @@
     D M count (key child)*         dict, OrderedDict; keys are literals
     U class fields children        a named tuple; class and fields are literals
     O class state                  an object: its class by name, its attributes as a dict
+    G class aux count children     a node as jax's registry of classes knows it
+                                   (only towards a client)
+    J child                        jax's structure of a tree (only towards a client)
     S literal                      a static value
+    R literal                      a reference to something that is no data, see `references`
+                                   (only towards a client)
     Q length bytes                 a pickled static value (only towards a server)
     A K F I B C P …                leaves, see `leaves`
 
-Reading a skeleton runs no code that it names: classes are looked up by the caller's function.
+A class is a literal of module and qualified name; towards a client its content id follows when
+it is the user's own, and its numbers in functions (see `references`). Reading a skeleton runs no
+code that it names: classes and references are looked up by the caller's functions.
 """
 
 from __future__ import annotations
@@ -17,19 +24,34 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.leaves import Leaf, load_spec, places
 from jaxd_protocol.trees.literals import load_literal
+from jaxd_protocol.trees.objects import restore
+from jaxd_protocol.trees.references import Reference, load_reference
 
-__all__ = ["COUNT", "Layout", "Reader", "parse_skeleton"]
+__all__ = ["COUNT", "Layout", "Own", "Reader", "parse_skeleton"]
 
 COUNT: Final = struct.Struct("!I")
 
 Build = Callable[[Iterator[Any]], Any]
-FindClass = Callable[[str, str, "tuple[str, ...] | None"], type]
+FindClass = Callable[..., type]
 Unpickle = Callable[[bytes], Any]
+
+
+class Own(Protocol):
+    """What a process has of its own that a peer's tree may be made of."""
+
+    def getter(self, reference: Reference) -> Callable[[], Any]:
+        """What gives the object of a reference, each time a tree is built."""
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        """What makes an instance of a class that is registered with jax: of aux data, children."""
+
+    def structure(self, tree: Any) -> Any:
+        """The structure of a tree, as jax has it."""
 
 
 class Layout:
@@ -70,19 +92,24 @@ class Layout:
 
 
 def parse_skeleton(
-    skeleton: bytes, find_class: FindClass, unpickle: Unpickle | None = None
+    skeleton: bytes,
+    find_class: FindClass,
+    unpickle: Unpickle | None = None,
+    own: Own | None = None,
 ) -> Layout:
     """Reads a skeleton.
 
     Args:
         skeleton: what a `TreeEncoder` wrote.
-        find_class: given module, qualified name and, for a named tuple, its fields: the class.
+        find_class: given module, qualified name, for a named tuple its fields (else None), and
+            the content id and the numbers where there are any: the class.
         unpickle: reads pickled static values; None refuses them.
+        own: finds what references stand for, and makes registered nodes; None refuses both.
 
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = Reader(skeleton, find_class, unpickle)
+    reader = Reader(skeleton, find_class, unpickle, own)
     try:
         build = reader.node()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -95,12 +122,19 @@ def parse_skeleton(
 class Reader:
     """Walks a skeleton once; `leaves` fills up as `node` goes."""
 
-    def __init__(self, data: bytes, find_class: FindClass, unpickle: Unpickle | None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        find_class: FindClass,
+        unpickle: Unpickle | None = None,
+        own: Own | None = None,
+    ) -> None:
         self.data = data
         self.at = 0
         self.leaves: list[Leaf] = []
         self._find_class = find_class
         self._unpickle = unpickle
+        self._own = own
 
     def node(self) -> Build:
         """The function that rebuilds the node beginning here."""
@@ -130,9 +164,12 @@ class Reader:
             raise ProtocolError("a tree's skeleton has something else where names belong.")
         return names
 
-    def _class(self) -> tuple[str, str]:
-        module, name = self._names()
-        return module, name
+    def _class(self) -> tuple[str, str, tuple[Any, ...]]:
+        """Module and qualified name, and what else is said of one of the user's own."""
+        name = self.literal()
+        if type(name) is not tuple or tuple(map(type, name)) not in _CLASS_NAMES:
+            raise ProtocolError("a tree's skeleton has something else where a class belongs.")
+        return name[0], name[1], name[2:]
 
     def _none(self, tag: str) -> Build:
         return lambda leaves: None
@@ -150,23 +187,45 @@ class Reader:
         return lambda leaves: OrderedDict([(key, child(leaves)) for key, child in pairs])
 
     def _named_tuple(self, tag: str) -> Build:
-        module, name = self._class()
+        module, name, content = self._class()
         fields = self._names()
-        cls: Any = self._find_class(module, name, fields)
+        cls: Any = self._find_class(module, name, fields, *content)
         children = [self.node() for _ in fields]
         return lambda leaves: cls._make([child(leaves) for child in children])
 
     def _object(self, tag: str) -> Build:
-        module, name = self._class()
-        cls = self._find_class(module, name, None)
+        module, name, content = self._class()
+        cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
             raise ProtocolError("a tree's skeleton has an object without attributes.")
         state = self.node()
-        return lambda leaves: _restore(cls, state(leaves))
+        return lambda leaves: restore(cls, state(leaves))
 
     def _static(self, tag: str) -> Build:
         value = self.literal()
         return lambda leaves: value
+
+    def _reference(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent a reference where only data is allowed.")
+        get = self._own.getter(load_reference(self.literal()))
+        return lambda leaves: get()
+
+    def _registered(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent a registered node where only data is allowed.")
+        module, name, content = self._class()
+        unflatten = self._own.unflattener(self._find_class(module, name, None, *content))
+        aux = self.node()
+        children = [self.node() for _ in range(self.count())]
+        return lambda leaves: unflatten(aux(leaves), [child(leaves) for child in children])
+
+    def _structure(self, tag: str) -> Build:
+        own = self._own
+        if own is None:
+            raise ProtocolError("the peer sent a structure where only data is allowed.")
+        child = self.node()
+        return lambda leaves: own.structure(child(leaves))
 
     def _pickled_static(self, tag: str) -> Build:
         end = self.at + COUNT.size + self.count()
@@ -196,13 +255,7 @@ class Reader:
         return next
 
 
-def _restore(cls: Any, state: dict[str, Any]) -> Any:
-    """An instance with these attributes, made as `pickle` makes one: without `__init__`."""
-    instance = cls.__new__(cls)
-    for name, value in state.items():
-        object.__setattr__(instance, name, value)
-    return instance
-
+_CLASS_NAMES: Final = ((str, str), (str, str, bytes), (str, str, bytes, tuple))
 
 _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "N": Reader._none,
@@ -213,6 +266,9 @@ _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "U": Reader._named_tuple,
     "O": Reader._object,
     "S": Reader._static,
+    "R": Reader._reference,
+    "G": Reader._registered,
+    "J": Reader._structure,
     "Q": Reader._pickled_static,
     "A": Reader._array,
     "K": Reader._array,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jaxd.demo import runs
@@ -9,7 +11,7 @@ from jaxd.demo.runs import DemoFailed, run_training
 
 
 def test_a_process_that_fails_is_named_with_its_exit_code(
-    capfd: pytest.CaptureFixture[str],
+    runtime: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The message says which run it was; what the process printed stands before it."""
     with pytest.raises(DemoFailed, match=r"'a run' ended with code 2"):

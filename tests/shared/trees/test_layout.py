@@ -62,6 +62,32 @@ def test_a_reader_that_takes_no_code_refuses_it(skeleton: bytes) -> None:
         parse(skeleton)
 
 
+R = b"R" + dump_literal(("o", (), b"token", "it"))
+G = b"G" + dump_literal(("m", "Thing")) + b"N" + struct.pack("!I", 0)
+
+
+@pytest.mark.parametrize("skeleton", [R, G, b"JN"])
+def test_a_reader_that_has_nothing_of_its_own_takes_only_data(skeleton: bytes) -> None:
+    """A server takes no references: a client sends the object itself, or a token."""
+    with pytest.raises(ProtocolError, match="where only data is allowed"):
+        parse_skeleton(skeleton, any_class, bytes)
+
+
+def test_what_else_is_said_of_a_class_reaches_whoever_looks_it_up() -> None:
+    """Its content id and its numbers."""
+    asked: list[Any] = []
+
+    def find(*args: Any) -> type:
+        asked.append(args)
+        return Thing
+
+    for said in ((), (b"id",), (b"id", ((b"mark", 3),))):
+        parse_skeleton(b"O" + dump_literal(("m", "n", *said)) + b"D" + count(0), find)
+        assert asked.pop() == ("m", "n", None, *said)
+    with pytest.raises(ProtocolError):
+        parse_skeleton(b"O" + dump_literal(("m", "n", 3)) + b"D" + count(0), find)
+
+
 def test_a_server_takes_code() -> None:
     """As a static value in the skeleton, or as a leaf with its buffers."""
     data = pickle.dumps([1, 2])

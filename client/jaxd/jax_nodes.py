@@ -1,0 +1,64 @@
+"""Nodes of trees, made by what this process has registered with jax for their class.
+
+Uses `PyTreeDef.from_node_data_and_children`, which jax does not document.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxd.jax_side import loaded_jax
+from jaxd_protocol.errors import ResultError
+
+__all__ = ["is_registered", "structure", "unflatten"]
+
+
+def is_registered(cls: type) -> bool:
+    """Whether jax is imported and knows how to make instances of a class."""
+    try:
+        return loaded_jax() is not None and _structure(cls, None, 0) is not None
+    except (RuntimeError, ValueError):  # which of them depends on the version
+        return False
+
+
+def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
+    """An instance, made as `jax.jit` makes those that it returns.
+
+    Raises:
+        ResultError: when the class does not take these.
+    """
+    try:
+        return _structure(cls, aux, len(children)).unflatten(children)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds a {cls.__module__}.{cls.__qualname__}, which cannot be made here: "
+            f"{error}. Return dicts, lists and tuples from the function."
+        ) from error
+
+
+def structure(tree: Any) -> Any:
+    """The structure of a tree.
+
+    Raises:
+        ResultError: when jax is not imported, or cannot take the tree apart.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        raise ResultError(
+            "the result holds the structure of a tree, which only jax can make: import jax here, "
+            "or return dicts, lists and tuples from the function."
+        )
+    try:
+        return jax.tree.structure(tree)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds the structure of a tree, which cannot be made here: {error}. "
+            "Return dicts, lists and tuples from the function."
+        ) from error
+
+
+def _structure(cls: type, aux: Any, count: int) -> Any:
+    tools = loaded_jax().tree_util
+    leaf = tools.tree_structure(0)
+    make = tools.PyTreeDef.from_node_data_and_children
+    return make(tools.default_registry, (cls, aux), [leaf] * count)

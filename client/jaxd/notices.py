@@ -1,0 +1,119 @@
+"""What a server has to say of calls, as Python warnings: each thing once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jaxd.forking import forget_after_fork
+from jaxd_protocol.errors import CompileAdvice, SkewWarning
+from jaxd_protocol.packages import Package, say_change
+
+__all__ = ["Notices", "warn_of_changes"]
+
+_EVERYWHERE = frozenset({"jax", "jaxlib", "numpy"})
+"""Nearly every function needs them: said once, not once for each function."""
+
+_MAX_CALLS = 256
+"""Calls with something to say of which nobody took it; those were given up."""
+
+_CALLER_OF_PERSISTENT_FUNCTION = 5
+"""`issue`, `Caller._request`, `Caller.call`, `PersistentFunction.__call__`, and then the user."""
+
+
+_ANY = "any function"
+
+
+class _Notice(NamedTuple):
+    function: str
+    package: str
+    text: str
+    category: str = ""
+
+
+class Notices:
+    """Collects what is heard while somebody reads, and warns in the thread whose call it is.
+
+    Only there may a warning become an exception. Thread-safe.
+
+    Attributes:
+        waiting: whether there may be anything to issue; cheap to ask.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the calls of the parent, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards all of these
+        self.waiting = False
+        self._said: set[_Notice] = set()
+        self._of_calls: OrderedDict[tuple[object, int], list[_Notice]] = OrderedDict()
+        self._of_server: list[_Notice] = []
+
+    def event(self, connection: object, number: int, content: dict[str, Any]) -> None:
+        """Notes what the server says of call `number` of a connection; warns of nothing yet."""
+        words = (str(content.get(name, "")) for name in _Notice._fields)
+        with self._lock:
+            self._of_calls.setdefault((connection, number), []).append(_Notice(*words))
+            if len(self._of_calls) > _MAX_CALLS:
+                self._of_calls.popitem(last=False)
+            self.waiting = True
+
+    def compare(self, theirs: Mapping[str, str]) -> None:
+        """Notes which packages that this process has loaded the server has in other versions."""
+        with self._lock:
+            for name in sorted(_EVERYWHERE & theirs.keys()):
+                ours = getattr(sys.modules.get(name), "__version__", theirs[name])
+                if ours != theirs[name]:
+                    text = (
+                        f"{name} is {ours} here and {theirs[name]} on the server: results come "
+                        "from the server's."
+                    )
+                    self._of_server.append(_Notice(_ANY, name, text))
+                    self.waiting = True
+
+    def issue(self, connection: object, number: int) -> None:
+        """Warns, in the line that called, of what was heard of this call and of the server.
+
+        Raises:
+            SkewWarning, CompileAdvice: where the user's filters turn it into an error.
+        """
+        with self._lock:
+            heard = self._of_server + self._of_calls.pop((connection, number), [])
+            self._of_server = []
+            self.waiting = bool(self._of_calls)
+            fresh = [notice for notice in heard if self._is_new(notice)]
+        for notice in fresh:
+            category = CompileAdvice if notice.category == "advice" else SkewWarning
+            warnings.warn(notice.text, category, stacklevel=_CALLER_OF_PERSISTENT_FUNCTION)
+
+    def _is_new(self, notice: _Notice) -> bool:
+        once = notice.function and notice.package in _EVERYWHERE
+        what = _Notice("", notice.package, "") if once else notice
+        new = what not in self._said
+        self._said.add(what)
+        return new
+
+
+def warn_of_changes(changes: Iterable[tuple[Package, Package | None]], stacklevel: int = 2) -> None:
+    """Warns of packages that were changed on disk while this process runs what was there before.
+
+    Args:
+        changes: what `jaxd_protocol.packages.changed_since_first_seen` returned.
+        stacklevel: as in `warnings.warn`, seen from whoever calls this.
+
+    Raises:
+        SkewWarning: where the user's filters turn it into an error.
+    """
+    for old, new in changes:
+        text = (
+            f"{say_change(old, new)} while this process runs what was there before. Functions are "
+            "built anew with what is there now; restart this process to have the same in it."
+        )
+        warnings.warn(text, SkewWarning, stacklevel=stacklevel + 1)

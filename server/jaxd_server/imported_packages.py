@@ -1,0 +1,79 @@
+"""Packages as this worker has imported them, and which of them have changed on disk since."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from jaxd_protocol.installed import OWN_PACKAGES
+from jaxd_protocol.packages import (
+    Package,
+    changed_since_first_seen,
+    import_root,
+    package_of,
+    say_change,
+)
+
+__all__ = ["Change", "ImportedPackages"]
+
+
+class Change:
+    """A package that this process runs in an older state than the one on disk.
+
+    Attributes:
+        package: as pip calls it.
+        text: what happened to it.
+    """
+
+    __slots__ = ("package", "text")
+
+    def __init__(self, old: Package, new: Package | None) -> None:
+        self.package = old.name
+        self.text = say_change(old, new)
+
+
+class ImportedPackages:
+    """The installed packages of which modules are loaded. Thread-safe.
+
+    What is not loaded may change as it likes: it is imported as it is then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all of these
+        self._seen: set[str] = set()  # modules
+        self._roots: set[str] = set()
+        self._imported: set[Package] = set()
+        self._changes: list[Change] = []
+
+    def note(self) -> None:
+        """Takes down what has been imported since the last time."""
+        if len(sys.modules) == len(self._seen):
+            return  # nothing ever leaves sys.modules here without something else coming
+        with self._lock:
+            loaded = set(sys.modules)
+            for name in loaded - self._seen:
+                root = import_root(name)
+                if root in self._roots or root in OWN_PACKAGES:
+                    continue  # the host runs jaxd too: a new worker alone would not fit it
+                self._roots.add(root)
+                package = package_of(root)
+                if package is not None and not _is_shared(package):
+                    self._imported.add(package)
+            self._seen = loaded
+
+    def changes(self) -> list[Change]:
+        """The packages that are no longer on disk as they were imported, also when asked again.
+
+        Costs one system call for each package.
+        """
+        self.note()
+        with self._lock:
+            for old, new in changed_since_first_seen():
+                if old in self._imported:
+                    self._changes.append(Change(old, new))
+            return list(self._changes)
+
+
+def _is_shared(package: Package) -> bool:
+    """A namespace has nothing that could be old; what is imported from it counts for itself."""
+    return ", " in package.name

@@ -1,0 +1,107 @@
+"""What a result says instead of an object that is no data, so that its client finds its own."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from types import MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from jaxd_protocol.importable import importable_name
+from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.keepsakes import keep
+from jaxd_protocol.packing import id_of
+from jaxd_protocol.packing.instances import constant_name
+from jaxd_protocol.trees import is_literal
+from jaxd_protocol.trees.references import Reference
+from jaxd_server.homes import homes
+
+__all__ = ["class_name", "opaque", "reference_to"]
+
+Place = tuple[str, tuple[Any, ...]]
+
+
+def reference_to(value: Any) -> Reference | None:
+    """How the client finds its own object for one of the server's; None when it has none."""
+    place = _place_of(value)
+    return None if place is None else Reference(*place, keep(value), _about(value))
+
+
+def opaque(value: Any) -> Reference:
+    """A token for an object that no client can have."""
+    return Reference("o", (), keep(value), _about(value))
+
+
+def class_name(cls: type) -> tuple[str, str, bytes] | None:
+    """Module, name and content id of a class; without content id where clients import it."""
+    content = id_of(cls)
+    if content is not None:
+        return cls.__module__, cls.__qualname__, content
+    name = _installed_name(cls)
+    return None if name is None else (*name, b"")
+
+
+def _place_of(value: Any) -> Place | None:
+    if isinstance(value, type):
+        name = class_name(value)
+        return None if name is None else ("k", name)
+    installed = _installed_name(value)
+    if installed is not None and not is_local_module(installed[0]):
+        return "i", installed  # a number would be known only to clients of one function
+    places = homes.of(value)
+    if places:
+        return "n", (places,)
+    content = id_of(value)
+    if content is not None:
+        return "c", (content,)
+    return _place_by_kind(value)
+
+
+def _place_by_kind(value: Any) -> Place | None:
+    if type(value) in (set, frozenset):
+        items = tuple(value)
+        return ("s", (type(value).__name__, items)) if is_literal(items) else None
+    if isinstance(value, np.dtype):
+        return "d", (value.name,)
+    if isinstance(value, MethodType):
+        return _method(value)
+    if isinstance(value, Enum):
+        name = class_name(type(value))
+        return None if name is None else ("e", (*name, value.name))
+    installed = _installed_name(value)
+    return None if installed is None else ("i", installed)
+
+
+def _method(method: MethodType) -> Place | None:
+    owner, function = method.__self__, method.__func__
+    name = getattr(function, "__name__", "")
+    for base in (owner if isinstance(owner, type) else type(owner)).__mro__:
+        if name in vars(base):
+            found = vars(base)[name]
+            if getattr(found, "__func__", found) is not function:
+                return None
+            reference = reference_to(owner)
+            return None if reference is None else ("m", (reference.plain(), name))
+    return None
+
+
+def _installed_name(value: Any) -> tuple[str, str] | None:
+    if isinstance(value, ModuleType):
+        name = value.__name__
+        is_here = sys.modules.get(name) is value and not is_local_module(name)
+        return (name, "") if is_here else None
+    try:
+        return importable_name(value) if callable(value) else constant_name(value)
+    except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
+        return None
+
+
+def _about(value: Any) -> str:
+    """What it is, in a few words: ``function update of optax.transforms``."""
+    kind = type(value)
+    name = getattr(value, "__qualname__", None) if callable(value) else None
+    if not isinstance(name, str):
+        return f"{kind.__module__}.{kind.__qualname__}"[:200]
+    return f"{kind.__name__} {name} of {getattr(value, '__module__', None)}"[:200]

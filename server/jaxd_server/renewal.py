@@ -1,0 +1,53 @@
+"""When packages change under a worker, it makes room for a new one that imports them afresh."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from jaxd_server.admission import Admission
+from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.progress import Emit
+
+__all__ = ["Renewal"]
+
+
+class Renewal:
+    """Looks, before anything new is built, whether the packages of this worker are still current.
+
+    What is built already stays right: its key names the packages that it was built with.
+
+    Args:
+        admission: where calls are refused from then on, so that their clients repeat them.
+        begin: called once, with what changed: the worker is to be drained and replaced.
+    """
+
+    def __init__(self, admission: Admission, begin: Callable[[list[str]], None]) -> None:
+        self._packages = ImportedPackages()
+        self._admission = admission
+        self._begin = begin
+        self._begun = False
+        self._lock = threading.Lock()  # guards _begun
+        # Takes some 20 ms, for which the first call need not wait.
+        threading.Thread(target=self._packages.note, name="jaxd-packages", daemon=True).start()
+
+    def look(self, emit: Emit) -> None:
+        """Begins to replace the worker when something changed, and tells whose call noticed it.
+
+        After that no call is admitted any more.
+        """
+        changes = self._packages.changes()
+        for change in changes:
+            text = f"{change.text} where the server runs: the server's worker was restarted."
+            emit("warning", {"function": "", "package": change.package, "text": text})
+        if not changes:
+            return
+        with self._lock:
+            begun, self._begun = self._begun, True
+        if not begun:
+            self._admission.replace()
+            self._begin([change.text for change in changes])
+
+    def note(self) -> None:
+        """Takes down what a call has imported."""
+        self._packages.note()

@@ -1,0 +1,109 @@
+"""What a function means: a walk over all that it reaches, and the digest of that."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Collection
+from typing import Any
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.archives import Archives, current_archives
+from jaxd_protocol.fingerprint.facts import Fingerprint, Note, Part, Reach, Unshared
+from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.walk import Walk, Walked
+from jaxd_protocol.fingerprint.world import Here, There, World
+
+__all__ = [
+    "Fingerprint",
+    "Guards",
+    "Note",
+    "Part",
+    "Reach",
+    "There",
+    "Unshared",
+    "Walked",
+    "World",
+    "content_id",
+    "walk",
+]
+
+_HERE = Here()
+
+_ids: dict[tuple[int, bytes], tuple[Any, Guards, bytes]] = {}
+_MAX_IDS = 4096
+_DEEP = 10_000
+
+
+class _DeepRecursion:
+    """Lets Python code nest deeply while any thread is within.
+
+    Classes that refer to classes are walked on top of each other; frames of Python code take no
+    room on the stack of the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards both
+        self._inside = 0
+        self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(self._before, _DEEP))
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setrecursionlimit(self._before)
+
+
+_deep_recursion = _DeepRecursion()
+
+
+def walk(
+    value: Any,
+    name: str,
+    world: World | None = None,
+    ignore: Collection[str] = (),
+    archives: Archives | None = None,
+) -> Walked:
+    """Walks over everything that a function, class or object reaches.
+
+    Args:
+        value: where to begin.
+        name: what to call it in messages.
+        world: whom to ask about modules; by default this process.
+        ignore: what not to count, as code would write it: ``CONFIG['stream']``.
+        archives: the user's packages that count as files; by default all counts by value.
+
+    Raises:
+        PackingError: when it reads something that can be neither in a key nor carried.
+    """
+    try:
+        with _deep_recursion:
+            return Walk(world or _HERE, ignore, archives=archives).run(value, name)
+    except RecursionError as error:
+        raise PackingError(f"{name} reaches objects that are nested too deeply.") from error
+
+
+def content_id(value: Any) -> bytes:
+    """The digest of one class or callable: sixteen bytes that are equal in every process.
+
+    Kept as long as nothing that it reaches has changed. Within `shipping` it is that of a function
+    whose packages count as files.
+    """
+    archives = current_archives()
+    content = b"" if archives is None else archives.archive.content
+    known = _ids.get((id(value), content))
+    if known is not None and known[0] is value and known[1].hold():
+        return known[2]
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    walked = walk(value, name, archives=archives)
+    if len(_ids) >= _MAX_IDS:
+        _ids.clear()
+    _ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
+    return walked.fingerprint.digest

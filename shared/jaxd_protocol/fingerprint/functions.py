@@ -1,0 +1,222 @@
+"""Functions, and what binds arguments to them."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import sys
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint import archived, attributes, environment, imports, modules, reading
+from jaxd_protocol.fingerprint.bytecode import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.classes import home_of
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.importable import importable_name
+from jaxd_protocol.installed import is_local_file
+
+__all__ = [
+    "code_digest",
+    "emit_builtin",
+    "emit_function",
+    "emit_method",
+    "emit_partial",
+    "refuse_patched",
+]
+
+
+_CALLBACKS: Final = frozenset({"pure_callback", "io_callback", "callback", "debug_callback"})
+"""A function that uses one of these reads clocks and files where it means to."""
+
+
+def code_digest(code: CodeType) -> bytes:
+    """The digest of a code object."""
+    return facts_of(code).digest
+
+
+def emit_function(walk: Walk, function: FunctionType) -> None:
+    """Appends a function."""
+    home = home_of(function)
+    if walk.is_local(home):
+        walk.numbered(function, _local_function, function.__qualname__)
+        return
+    if environment.is_environment(function):
+        environment.refuse(walk)
+    name = importable_name(function)
+    if name is not None and not walk.is_local(name[0]):
+        refuse_patched(walk, function)
+        modules.emit_reference(walk, *name)
+    else:
+        walk.numbered(function, _installed_function, function.__qualname__)
+
+
+def refuse_patched(walk: Walk, function: FunctionType) -> None:
+    """Raises for an installed function whose code is the user's own.
+
+    Raises:
+        PackingError: the server's function is as it was installed.
+    """
+    file = function.__code__.co_filename
+    home = getattr(sys.modules.get(home_of(function)), "__file__", None) or file
+    if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
+        raise PackingError(
+            f"{walk.path()} uses {function.__module__}.{function.__qualname__}, whose code was "
+            f"replaced by that of {function.__code__.co_qualname} ({_place(function.__code__)}). "
+            "The server has the original. Call your own function instead."
+        )
+
+
+def _local_function(walk: Walk, function: FunctionType) -> None:
+    code = function.__code__
+    facts = facts_of(code)
+    walk.where = _place(code)
+    walk.quiet = not _CALLBACKS.isdisjoint(code.co_names)
+    walk.tag("function")
+    walk.write(facts.digest)
+    kind = "lambda" if code.co_name == "<lambda>" else "function"
+    walk.part("function", f"{kind} {function.__qualname__}", facts.digest)
+    walk.guards.function(function)
+    _defaults(walk, function)
+    _attributes(walk, function)
+    _closure(walk, function, facts)
+    archived.emit_hints(walk, function)
+    if archived.emit_home(walk, function):
+        return
+    for read in facts.reads:
+        reading.emit_global(walk, function, read)
+    for statement in facts.imports:
+        imports.emit_import(walk, function.__globals__, statement, facts)
+
+
+def _place(code: CodeType) -> str:
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{code.co_firstlineno}"
+
+
+def _defaults(walk: Walk, function: FunctionType) -> None:
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    walk.text(len(defaults))
+    first = code.co_argcount - len(defaults)
+    for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=False):
+        walk.emit_as(f"default {name} of {function.__name__}", value)
+    keywords = function.__kwdefaults__ or {}
+    walk.text(len(keywords))
+    for name in sorted(keywords):
+        walk.text(name)
+        walk.emit_as(f"default {name} of {function.__name__}", keywords[name])
+
+
+def _attributes(walk: Walk, function: FunctionType) -> None:
+    attributes = vars(function)
+    names = sorted(attributes.keys() - {"__signature__"})  # what inspect is to say of it
+    walk.text(len(names))
+    for name in names:
+        walk.text(name)
+        walk.emit_as(f"attribute {function.__name__}.{name}", attributes[name])
+
+
+def _closure(walk: Walk, function: FunctionType, facts: CodeFacts) -> None:
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        walk.text(name)
+        walk.guards.cell(cell)
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            walk.tag("empty")
+            continue
+        reading.emit_uses(walk, f"closure {name}", value, facts.uses.get(name))
+
+
+def _installed_function(walk: Walk, function: FunctionType) -> None:
+    """A function that a library made, such as `optax.sgd(0.1).update`.
+
+    Its code and globals are the library's, on every machine; what it closes over is not.
+    """
+    if home_of(function).partition(".")[0] == "gin":
+        raise PackingError(
+            f"{walk.path()} is configured by gin, which keeps its bindings where no key can see "
+            "them. Give the function what gin binds: functools.partial(f, name=value), or an "
+            "argument."
+        )
+    walk.tag("installed function")
+    walk.text(function.__code__.co_qualname)
+    modules.emit_reference(walk, home_of(function), "")
+    walk.guards.function(function)
+    _defaults(walk, function)
+    _attributes(walk, function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        walk.text(name)
+        walk.guards.cell(cell)
+        try:
+            walk.emit_as(f"closure {name}", cell.cell_contents)
+        except ValueError:
+            walk.tag("empty")
+
+
+def emit_method(walk: Walk, method: MethodType) -> None:
+    """Appends a bound method; of its object only what the method reads, where that is certain."""
+    if _is_of_module(walk, method, method.__name__):
+        return
+    walk.tag("method")
+    function, instance = method.__func__, method.__self__
+    walk.emit(function)
+    walk.label = f"self {type(instance).__name__}"
+    uses = attributes.uses_of_first(walk, function)
+    if uses is not None and not isinstance(instance, type):
+        reading.slice_of(walk, type(instance))
+        reading.slice_of(walk, instance)
+        walk.read_by.add((id(instance), id(function)))
+        reading.emit_uses(walk, walk.label, instance, uses)
+    else:
+        walk.emit(instance)
+
+
+def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
+    """Appends a `functools.partial`."""
+    walk.tag("partial")
+    walk.emit(value.func)
+    walk.text(len(value.args))
+    walk.guards.mapping(value.keywords)
+    names = _parameters(value.func)
+    for index, argument in enumerate(value.args):
+        name = names[index] if index < len(names) else str(index)
+        walk.emit_as(f"partial {name}", argument)
+    walk.text(len(value.keywords))
+    for name, argument in value.keywords.items():
+        walk.text(name)
+        walk.emit_as(f"partial {name}", argument)
+    if vars(value):
+        walk.emit(vars(value))
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    code = getattr(function, "__code__", None)
+    return code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
+
+
+def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:
+    """Appends a function written in C, or a method of an object written in C."""
+    owner = value.__self__
+    if owner is None or isinstance(owner, ModuleType):
+        home = value.__module__ or getattr(owner, "__name__", "builtins")
+        modules.emit_reference(walk, home, value.__qualname__)
+    elif not _is_of_module(walk, value, value.__name__):
+        walk.tag("bound builtin")
+        walk.text(value.__name__)
+        walk.emit(owner)
+
+
+def _is_of_module(walk: Walk, bound: Any, name: str) -> bool:
+    """Appends a method that an installed module offers as a function; False for any other.
+
+    Such as `random.random` or `numpy.random.rand`: the object behind it belongs to the module.
+    """
+    home = type(bound.__self__).__module__
+    if vars(sys.modules.get(home, builtins)).get(name) != bound or walk.is_local(home):
+        return False
+    modules.emit_reference(walk, home, name)
+    return True

@@ -1,0 +1,213 @@
+"""Whether everything that a walk saw is still as it was, in a few microseconds.
+
+A guard compares identities: the objects that were found are kept, and what holds them must still
+hold these very objects. A guard that fails costs another walk and nothing else; the walk decides.
+
+Plain loops throughout: `all` would make a generator for each of them, in each call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any, Final
+
+__all__ = ["ARRAY_LIMIT", "MISSING", "Guards"]
+
+ARRAY_LIMIT: Final = 1 << 20
+"""Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
+use, as `jax.jit` does it."""
+
+MISSING: Final = object()
+"""In place of a value: there is none."""
+
+_EMPTY: Final = object()
+
+
+class Guards:
+    """What a walk saw.
+
+    Containers that the walked code itself writes to are pinned: they count as they were found.
+
+    Attributes:
+        complete: whether every change is noticed; not when something is pinned.
+    """
+
+    def __init__(self) -> None:
+        self.complete = True
+        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._functions: list[tuple[FunctionType, Any, Any, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
+        self._types: list[tuple[Any, type]] = []
+        self._bases: list[tuple[type, tuple[type, ...]]] = []
+        self._dicts: dict[int, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._sequences: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._arrays: dict[int, tuple[Any, Any]] = {}
+        self._variables: list[tuple[str, str | None]] = []
+        self._asked: list[tuple[Callable[[], Any], Any]] = []
+        self._pinned: set[int] = set()
+
+    # taken while walking ----------------------------------------------------------------------
+
+    def item(self, holder: dict[Any, Any], key: Any, value: Any = MISSING) -> None:
+        """`holder[key]` is `value`; without one, there is no such key."""
+        self._items.append((holder, key, value))
+
+    def function(self, function: FunctionType) -> None:
+        """A function's code and defaults."""
+        state = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        self._functions.append((function, *state))
+        if function.__kwdefaults__:
+            self.mapping(function.__kwdefaults__)
+        self.mapping(function.__dict__)
+
+    def cell(self, cell: CellType) -> None:
+        """What a closure holds."""
+        self._cells.append((cell, _contents(cell)))
+
+    def instance(self, value: Any) -> None:
+        """Which class an object has."""
+        self._types.append((value, type(value)))
+
+    def bases(self, cls: type) -> None:
+        """Which classes a class is made from."""
+        self._bases.append((cls, cls.__bases__))
+
+    def attribute(self, value: Any, name: str, content: Any) -> None:
+        """An attribute that is not kept in a `__dict__`."""
+        self._attributes.append((value, name, content))
+
+    def mapping(self, value: Any) -> None:
+        """All keys and values, in order."""
+        self._dicts[id(value)] = (value, tuple(value), tuple(value.values()))
+
+    def sequence(self, value: Any) -> None:
+        """All items of a list or deque."""
+        self._sequences[id(value)] = (value, tuple(value))
+
+    def elements(self, value: set[Any]) -> None:
+        """All elements of a set, in the order that it has now: changes end at other ones."""
+        self._sequences[id(value)] = (value, tuple(value))
+
+    def array(self, value: Any) -> None:
+        """The content of an array that can be written to, unless it is too large."""
+        if value.nbytes <= ARRAY_LIMIT:
+            self._arrays[id(value)] = (value, (value.shape, value.dtype, value.tobytes()))
+        else:
+            self.complete = False
+
+    def variable(self, name: str, value: str | None) -> None:
+        """A variable of the environment."""
+        self._variables.append((name, value))
+
+    def answer(self, ask: Callable[[], Any], answer: Any) -> None:
+        """What a function without arguments returns, compared with `==`."""
+        self._asked.append((ask, answer))
+
+    def pin(self, value: Any) -> None:
+        """Changes of this container are not looked at."""
+        self._pinned.add(id(value))
+        self.complete = False
+
+    def absorb(self, part: Guards) -> None:
+        """Adds those of a part of the walk."""
+        for name, mine in vars(self).items():
+            theirs = vars(part)[name]
+            if isinstance(mine, list):
+                mine.extend(theirs)
+            elif isinstance(mine, dict | set):
+                mine.update(theirs)
+        self.complete = self.complete and part.complete
+
+    def settle(self) -> None:
+        """Ends the taking of guards."""
+        for table in (self._dicts, self._sequences, self._arrays):
+            for name in self._pinned & table.keys():
+                del table[name]
+        self._items = [each for each in self._items if id(each[0]) not in self._pinned]
+
+    # looked at before each call ---------------------------------------------------------------
+
+    def hold(self) -> bool:
+        """Whether nothing has changed."""
+        try:
+            return (
+                self._items_hold()
+                and self._code_holds()
+                and self._containers_hold()
+                and self._rest_holds()
+            )
+        except RuntimeError:  # something changed its size while it was looked at
+            return False
+
+    def _items_hold(self) -> bool:
+        for holder, key, value in self._items:
+            if holder.get(key, MISSING) is not value:
+                return False
+        for cell, content in self._cells:  # noqa: SIM110
+            if _contents(cell) is not content:
+                return False
+        return True
+
+    def _code_holds(self) -> bool:
+        for function, code, defaults, keywords in self._functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not keywords
+            ):
+                return False
+        for cls, bases in self._bases:
+            if cls.__bases__ != bases:
+                return False
+        for value, cls in self._types:  # noqa: SIM110
+            if type(value) is not cls:
+                return False
+        return True
+
+    def _containers_hold(self) -> bool:
+        for mapping, keys, values in self._dicts.values():
+            if len(mapping) != len(keys) or not _same(mapping, keys):
+                return False
+            if not _same(mapping.values(), values):
+                return False
+        for sequence, items in self._sequences.values():
+            if len(sequence) != len(items) or not _same(sequence, items):
+                return False
+        return True
+
+    def _rest_holds(self) -> bool:
+        for value, name, content in self._attributes:
+            if getattr(value, name, MISSING) is not content:
+                return False
+        for array, content in self._arrays.values():
+            if (array.shape, array.dtype, array.tobytes()) != content:
+                return False
+        for name, text in self._variables:
+            if os.environ.get(name) != text:
+                return False
+        return all(_answers(ask, answer) for ask, answer in self._asked)
+
+
+def _answers(ask: Callable[[], Any], answer: Any) -> bool:
+    try:
+        now = ask()
+        return now is answer or bool(now == answer)
+    except Exception:  # noqa: BLE001  a hook of the user's, or an array that has no truth value
+        return False
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _same(now: Any, then: tuple[Any, ...]) -> bool:
+    for one, other in zip(now, then, strict=False):  # noqa: SIM110
+        if one is not other:
+            return False
+    return True

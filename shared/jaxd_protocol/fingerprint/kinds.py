@@ -1,0 +1,150 @@
+"""Which function takes apart which kind of object."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint import (
+    archived,
+    attributes,
+    classes,
+    containers,
+    functions,
+    instances,
+    modules,
+)
+from jaxd_protocol.fingerprint.arrays import emit_array
+from jaxd_protocol.fingerprint.jax_values import emit_jax
+from jaxd_protocol.fingerprint.tokens import constant
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.nested import PlainInside
+
+__all__ = ["emit_object", "emit_root"]
+
+Emit = Callable[[Walk, Any], None]
+
+
+def emit_root(walk: Walk, value: Any) -> None:
+    """Appends what a walk starts from; of an instance only what its `__call__` reads."""
+    if archived.emit_archived(walk, value):
+        return
+    if type(value) not in _KINDS and not isinstance(value, type):
+        walk.label = f"self {type(value).__name__}"
+        if attributes.emit_called(walk, value):
+            return
+        walk.label = f"self {type(value).__name__}"
+    walk.emit(value)
+
+
+def emit_object(walk: Walk, value: Any) -> None:
+    """Appends anything that is not an atom."""
+    emit = _KINDS.get(type(value))
+    if isinstance(value, PlainInside):
+        walk.emit(value.__wrapped__)
+    elif walk.archives is not None and archived.emit_archived(walk, value):
+        return
+    elif emit is not None:
+        emit(walk, value)
+    elif isinstance(value, type):
+        classes.emit_class(walk, value)
+    elif isinstance(value, types.ModuleType):
+        modules.emit_module(walk, value)
+    elif not (emit_jax(walk, value) or emit_array(walk, value)):
+        instances.emit_instance(walk, value)
+
+
+def _code(walk: Walk, value: types.CodeType) -> None:
+    walk.write(constant(value, functions.code_digest))
+
+
+def _slice(walk: Walk, value: slice) -> None:
+    walk.tag("slice")
+    for item in (value.start, value.stop, value.step):
+        walk.emit(item)
+
+
+def _property(walk: Walk, value: property) -> None:
+    walk.tag("property")
+    walk.guards.instance(value)
+    for item in (value.fget, value.fset, value.fdel):
+        walk.emit_as("", item)
+
+
+def _wrapper(walk: Walk, value: Any) -> None:
+    """A `staticmethod` or `classmethod`."""
+    walk.tag(type(value).__name__)
+    walk.emit(value.__func__)
+
+
+def _cached_property(walk: Walk, value: functools.cached_property[Any]) -> None:
+    walk.tag("cached_property")
+    walk.emit(value.func)
+
+
+def _lru_cache(walk: Walk, value: Any) -> None:
+    walk.tag("lru_cache")  # what it has cached follows from the function
+    walk.emit(value.__wrapped__)
+
+
+def _descriptor(walk: Walk, value: Any) -> None:
+    """Something that the interpreter made for a class: a slot, a method written in C."""
+    walk.tag("descriptor")
+    walk.text(value.__objclass__.__name__)
+    walk.text(value.__name__)
+
+
+def _cell(walk: Walk, value: types.CellType) -> None:
+    walk.tag("cell")
+    walk.guards.cell(value)
+    try:
+        walk.emit(value.cell_contents)
+    except ValueError:
+        walk.tag("empty")
+
+
+def _weak_reference(walk: Walk, value: weakref.ref[Any]) -> None:
+    walk.tag("weakref")
+    walk.emit(value())
+
+
+def _proxy(walk: Walk, value: types.MappingProxyType[Any, Any]) -> None:
+    walk.tag("mappingproxy")
+    walk.guards.mapping(value)
+    walk.emit(dict(value))
+
+
+_DESCRIPTORS: Final = (
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+_KINDS: Final[dict[type, Emit]] = {
+    list: containers.emit_list,
+    tuple: containers.emit_tuple,
+    dict: containers.emit_dict,
+    set: containers.emit_set,
+    frozenset: containers.emit_set,
+    types.FunctionType: functions.emit_function,
+    types.MethodType: functions.emit_method,
+    types.BuiltinFunctionType: functions.emit_builtin,
+    types.ModuleType: modules.emit_module,
+    types.CodeType: _code,
+    types.CellType: _cell,
+    types.MappingProxyType: _proxy,
+    functools.partial: functions.emit_partial,
+    functools.cached_property: _cached_property,
+    type(functools.lru_cache(len)): _lru_cache,
+    property: _property,
+    staticmethod: _wrapper,
+    classmethod: _wrapper,
+    slice: _slice,
+    weakref.ref: _weak_reference,
+    **dict.fromkeys(_DESCRIPTORS, _descriptor),
+}

@@ -1,0 +1,79 @@
+"""Values as bytes that no two different values share: each with its type, each with its length."""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from types import CodeType, EllipsisType, NotImplementedType
+from typing import Any, Final
+
+__all__ = ["ATOMS", "DIGEST_SIZE", "atom", "constant", "digest", "tag"]
+
+DIGEST_SIZE: Final = 16
+
+_SMALL: Final = 1 << 62
+
+ATOMS: Final = frozenset(
+    {str, int, float, bool, type(None), bytes, complex, EllipsisType, NotImplementedType}
+)
+"""Types whose instances are nothing but their value; subclasses are more than that."""
+
+
+def digest(data: bytes | bytearray) -> bytes:
+    """Sixteen bytes: BLAKE2b."""
+    return blake2b(data, digest_size=DIGEST_SIZE).digest()
+
+
+def tag(name: str) -> bytes:
+    """The name of a kind of thing."""
+    return b"<%s>" % name.encode()
+
+
+def atom(value: Any) -> bytes | None:
+    """The bytes of an instance of one of `ATOMS`, None for anything else."""
+    kind = type(value)
+    if kind is str:
+        data = value.encode("utf-8", "surrogatepass")
+        return b"s%d:%s" % (len(data), data)
+    if kind is int:
+        data = b"%d" % value if -_SMALL < value < _SMALL else hex(value).encode()
+        return b"i%d:%s" % (len(data), data)
+    if kind is float:
+        return b"f" + struct.pack("<d", value)
+    if kind is bool:
+        return b"b1" if value else b"b0"
+    if value is None:
+        return b"N"
+    if kind is bytes:
+        return b"y%d:%s" % (len(value), value)
+    if kind is complex:
+        return b"c" + struct.pack("<dd", value.real, value.imag)
+    return {EllipsisType: b".", NotImplementedType: b"!"}.get(kind)
+
+
+def constant(value: Any, code: Any) -> bytes:
+    """The bytes of a constant of a code object.
+
+    Args:
+        value: the constant.
+        code: gives the digest of a code object among the constants.
+
+    Raises:
+        TypeError: for what the compiler never makes a constant of.
+    """
+    simple = atom(value)
+    if simple is not None:
+        return simple
+    kind = type(value)
+    if kind is tuple:
+        return b"(%d" % len(value) + b"".join([constant(item, code) for item in value])
+    if kind is frozenset:
+        items = sorted(digest(constant(item, code)) for item in value)
+        return b"z%d" % len(items) + b"".join(items)
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return b"S" + b"".join([constant(part, code) for part in parts])
+    if kind is CodeType:
+        inner: bytes = code(value)
+        return b"K" + inner
+    raise TypeError(f"{kind.__name__} is not a constant")

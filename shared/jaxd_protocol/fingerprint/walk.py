@@ -1,0 +1,255 @@
+"""The walk: over everything that a function reaches, in an order that is always the same.
+
+It goes breadth first. What has an identity (functions, classes, modules, objects, mutable
+containers) gets a number when it is met first, and is named by it afterwards, so cycles end and
+chains may be of any length. What is only a value is written where it stands. Each kind of thing
+has a function that takes it apart: see `functions`, `classes`, `containers`, `instances`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint.archives import Archives
+from jaxd_protocol.fingerprint.facts import Fingerprint, Reach
+from jaxd_protocol.fingerprint.findings import Findings, shown
+from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
+from jaxd_protocol.fingerprint.world import World
+
+__all__ = ["CyclicClasses", "Walk", "Walked", "shown"]
+
+_DEEP: Final = 64
+"""Nested tuples deeper than this are taken apart later, instead of on top of each other."""
+
+Body = Callable[["Walk", Any], None]
+
+
+class CyclicClasses(Exception):
+    """A class leads back to one that is being walked over: they can only be one part.
+
+    Attributes:
+        cls: the class that is led back to.
+    """
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        self.cls = cls
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A finished walk.
+
+    Attributes:
+        fingerprint: what the function means.
+        reach: what is needed to pack it.
+        guards: whether it still means that.
+    """
+
+    fingerprint: Fingerprint
+    reach: Reach
+    guards: Guards
+
+
+class Walk(Findings):
+    """One walk; to be used once, in one thread.
+
+    Attributes:
+        own_classes: classes that are part of this walk, by `id`; all others count by their digest.
+        open_classes: those of the walks that this one is a part of.
+        read_by: objects and the methods by which they are read, by `id`.
+        archived: modules in them of which something is reached.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        ignore: Collection[str] = (),
+        archives: Archives | None = None,
+    ) -> None:
+        super().__init__(world, archives)
+        self._ignore = frozenset(ignore)
+        self._stream = bytearray(world.salt)
+        self._numbers: dict[int, int] = {}
+        self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
+        self._depth = 0
+        self._is_inner = False
+        self._open_sets: frozenset[int] = frozenset()
+        self._classes: dict[int, Walked] = {}
+        self.open_classes: frozenset[int] = frozenset()
+        self.own_classes: set[int] = set()
+        self.read_by: set[tuple[int, int]] = set()
+        self.archived: set[str] = set()
+
+    def run(self, value: Any, name: str) -> Walked:
+        """Walks over `value`, which is called `name` in messages."""
+        from jaxd_protocol.fingerprint.kinds import emit_root
+
+        self._trail = (name,)
+        emit_root(self, value)
+        self._drain()
+        if self.archives is not None and not self._is_inner:
+            self._end_archive()
+        if not self.is_shared:
+            self._stream += os.urandom(DIGEST_SIZE)
+        self.guards.settle()
+        fingerprint = self.fingerprint(digest(self._stream))
+        return Walked(fingerprint, self.reach, self.guards)
+
+    def _drain(self) -> None:
+        while self._queue:
+            body, value, number, self.label, self.where, self._trail = self._queue.popleft()
+            self._stream += b"#%d:" % number
+            self._depth = 0
+            self.quiet = False
+            body(self, value)
+
+    def _end_archive(self) -> None:
+        from jaxd_protocol.fingerprint.archived import emit_archive
+
+        emit_archive(self)
+
+    # writing ----------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes that cannot be mistaken for others: a tag, an atom, a digest."""
+        self._stream += data
+
+    def tag(self, name: str) -> None:
+        """Appends the name of a kind of thing."""
+        self._stream += tag(name)
+
+    def text(self, value: str | int) -> None:
+        """Appends a name or a count."""
+        data = atom(value)
+        assert data is not None
+        self._stream += data
+
+    def emit(self, value: Any) -> None:
+        """Appends a value of any type, or the number that it has."""
+        data = atom(value) if type(value) in ATOMS else None
+        if self._ignore and self.path_of_label() in self._ignore:
+            self._pass_over(value)
+        elif data is not None:
+            self._stream += data
+            self.part("value", self.label, data, shown(value))
+        else:
+            from jaxd_protocol.fingerprint.kinds import emit_object
+
+            emit_object(self, value)
+
+    def _pass_over(self, value: Any) -> None:
+        """Something that the user told us to ignore: it travels, and does not count."""
+        self.tag("ignored")
+        reach = self._inner().run(value, self.path_of_label()).reach
+        self.reach.absorb(reach)
+
+    def emit_as(self, label: str, value: Any) -> None:
+        """Appends a value that is read in another way than the one at hand."""
+        before = self.label
+        self.label = label
+        try:
+            self.emit(value)
+        finally:
+            self.label = before
+
+    def emit_below(self, step: str, value: Any) -> None:
+        """Appends a value inside of the one at hand: `step` is ``.name`` or ``['key']``."""
+        self.emit_as(self.label + step, value)
+
+    def numbered(self, value: Any, body: Body, name: str | None = None) -> None:
+        """Appends the number of something with an identity; `body` takes it apart, later.
+
+        Args:
+            value: the object.
+            body: appends its content.
+            name: when it is a function or class: a station on the path to what it reaches.
+        """
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._numbers)
+            self.reach.numbered.append(value)
+            trail = self._trail if name is None or name == self._trail[-1] else (*self._trail, name)
+            self._queue.append((body, value, number, self.label, self.where, trail))
+        self._stream += b"@%d;" % number
+
+    def nested(self, value: Any, body: Body) -> None:
+        """Appends the content of a value without identity here, or later when it lies too deep."""
+        if self._depth >= _DEEP:
+            self.numbered(value, body)
+            return
+        self._depth += 1
+        try:
+            body(self, value)
+        finally:
+            self._depth -= 1
+
+    def unordered(self, items: Collection[Any]) -> None:
+        """Appends the elements of a set, in an order that is the same everywhere."""
+        if id(items) in self._open_sets:  # an element that leads back to its own set
+            return
+        alone = self._open_sets | {id(items)}
+        digests = [(self._alone(item, alone), index, item) for index, item in enumerate(items)]
+        digests.sort(key=lambda each: each[0])
+        self.text(len(digests))
+        for content, _, item in digests:
+            self._stream += content
+            if type(item) not in ATOMS:
+                self.emit(item)  # for what it reaches
+
+    def _alone(self, item: Any, open_sets: frozenset[int]) -> bytes:
+        data = atom(item)
+        if data is not None:
+            return digest(data)
+        inner = self._inner(open_sets)
+        return inner.run(item, self._trail[-1]).fingerprint.digest
+
+    def _inner(self, open_sets: frozenset[int] | None = None) -> Walk:
+        """A walk for a part of this one, with numbers of its own."""
+        inner = Walk(self.world, self._ignore, self.archives)
+        inner._is_inner = True
+        inner._open_sets = self._open_sets if open_sets is None else open_sets
+        inner._classes = self._classes
+        inner.open_classes = self.open_classes
+        inner.own_classes |= self.own_classes
+        inner.archived = self.archived
+        return inner
+
+    def walk_class(self, cls: type) -> Walked:
+        """What a class means by itself, whoever refers to it.
+
+        On a server a class may have come with another function, and with it whatever it refers
+        to. So what it shares with this function must not count: the walk over it has its own
+        numbers, and only its digest is part of this one.
+
+        Raises:
+            CyclicClasses: when it leads to a class that is being walked over, and so to itself.
+        """
+        known = self._classes.get(id(cls))
+        if known is None:
+            inner = self._inner()
+            inner.open_classes |= inner.own_classes
+            inner.own_classes = {id(cls)}
+            known = inner.run(cls, cls.__qualname__)
+            self._classes[id(cls)] = known
+        return known
+
+    def package(self, module: str) -> None:
+        """Appends which distribution an installed module belongs to."""
+        package = self.package_of(module)
+        if package is None:
+            self.tag("standard")
+            return
+        data = b"".join(filter(None, map(atom, package)))
+        self._stream += data
+        self.part("package", f"package {package.name}", data, package.version, "")
+
+    def unshared(self, value: Any, reason: str) -> None:
+        """Appends an object without content: the fingerprint will be like no other."""
+        self.tag("unshared")
+        self.has_no_content(value, reason)

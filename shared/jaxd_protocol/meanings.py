@@ -1,0 +1,117 @@
+"""What a client says of a function beside its code, so that the server can check the fingerprint.
+
+The server walks over what it unpacked with the client's decisions (which modules are local, which
+attributes of installed modules count) and the client's package versions; the digest must be the
+same. It also keeps the parts, to say later how another function differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.fingerprint.facts import Fingerprint, Part, Source
+from jaxd_protocol.fingerprint.world import SALT, There
+from jaxd_protocol.packages import Package
+
+__all__ = ["Meaning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A fingerprint with what it was made of and from.
+
+    Attributes:
+        fingerprint: the digest; sixteen bytes.
+        salt: `SALT` of the client.
+        parts, packages, local, carried: see `Fingerprint`.
+        ignored: what the user told the walk to leave out.
+        shared: whether all of it has a content; else it can be only its own client's.
+    """
+
+    fingerprint: bytes
+    salt: bytes = SALT
+    parts: tuple[Part, ...] = ()
+    packages: Mapping[str, Package] = field(default_factory=dict)
+    local: Mapping[str, bool] = field(default_factory=dict)
+    carried: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+    shared: bool = True
+
+    @classmethod
+    def of(cls, found: Fingerprint, ignored: tuple[str, ...] = ()) -> Meaning:
+        """What this process says of a fingerprint that it found."""
+        return cls(
+            found.digest,
+            SALT,
+            found.parts,
+            found.packages,
+            found.local,
+            found.carried,
+            ignored,
+            not found.unshared,
+        )
+
+    def there(self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]) -> There:
+        """The client's process, as a walk on the server sees it.
+
+        Args:
+            modules: the client's local modules, as they arrived.
+            sources: those of them that are not imported yet.
+        """
+        return There(self.salt, self.packages, self.local, self.carried, modules, sources)
+
+    def to_message(self) -> tuple[Any, ...]:
+        """Plain values for the wire."""
+        return (
+            self.fingerprint,
+            self.salt,
+            tuple(map(tuple, self.parts)),
+            tuple((module, *package) for module, package in self.packages.items()),
+            tuple(self.local.items()),
+            tuple(sorted(self.carried)),
+            self.ignored,
+            self.shared,
+        )
+
+    @classmethod
+    def from_message(cls, message: Any) -> Meaning:
+        """What `to_message` made.
+
+        Raises:
+            ProtocolError: when it is something else.
+        """
+        try:
+            fingerprint, salt, parts, packages, local, carried, ignored, shared = message
+            read = cls(
+                fingerprint,
+                salt,
+                tuple(Part(*part) for part in parts),
+                {module: Package(*package) for module, *package in packages},
+                dict(local),
+                frozenset(carried),
+                tuple(ignored),
+                shared,
+            )
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("what a client says of its function cannot be read.") from error
+        if not read._is_typed():
+            raise ProtocolError("what a client says of its function has other types.")
+        return read
+
+    def _is_typed(self) -> bool:
+        texts = [*self.packages, *self.local, *self.carried, *self.ignored]
+        texts += [text for part in self.parts for text in (*part[:2], *part[3:])]
+        texts += [text for package in self.packages.values() for text in package[:2]]
+        data = [self.fingerprint, self.salt]
+        data += [part.digest for part in self.parts]
+        data += [package.digest for package in self.packages.values()]
+        flags = [self.shared, *self.local.values()]
+        return (
+            all(type(text) is str for text in texts)
+            and all(type(one) is bytes for one in data)
+            and all(type(flag) is bool for flag in flags)
+        )

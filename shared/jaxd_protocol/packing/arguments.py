@@ -1,0 +1,145 @@
+"""Arguments to bytes: data, with the code in it by its content.
+
+A static argument or a tree's structure may hold functions and classes. Each of them is packed
+apart, by a walk of its own, and named by its content id, so that on the server it is the same
+object in each call and from every client: structures stay equal, and nothing is traced again.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint import content_id, walk
+from jaxd_protocol.fingerprint.archives import current_archives
+from jaxd_protocol.fingerprint.facts import Reach
+from jaxd_protocol.importable import importable_name
+from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.packing import rebuild
+from jaxd_protocol.packing.archives import reduce_archived
+from jaxd_protocol.packing.classes import class_name
+from jaxd_protocol.packing.functions import is_local_function
+from jaxd_protocol.packing.packed import Packed, dump, pack_function
+from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.table import ClassId
+
+__all__ = ["pack", "pack_out_of_band"]
+
+_MAX_KEPT: Final = 1024
+
+_CODE: Final = frozenset({types.FunctionType, types.MethodType, partial})
+_JITTED: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
+
+Collect = Callable[[pickle.PickleBuffer], Any]
+
+
+def pack(value: Any, what: str) -> Packed:
+    """One argument as bytes.
+
+    Args:
+        value: any object.
+        what: how to call it in an error, such as ``an argument of type Config``.
+
+    Raises:
+        PackingError: when it reaches something that cannot travel; the message says what.
+    """
+    return _pack(value, what, None)
+
+
+def pack_out_of_band(value: Any, what: str) -> tuple[Packed, list[memoryview]]:
+    """As `pack`, with the memory of contiguous arrays beside the bytes instead of copied."""
+    buffers: list[memoryview] = []
+    return _pack(value, what, lambda buffer: _collect(buffer, buffers)), buffers
+
+
+def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
+    try:
+        buffers.append(buffer.raw())
+    except BufferError:  # not contiguous: the pickle carries a copy
+        return True
+    return False
+
+
+def _pack(value: Any, what: str, collect: Collect | None) -> Packed:
+    file = io.BytesIO()
+    pickler = _ArgumentPickler(file, collect, Reach(archives=current_archives()))
+    dump(pickler, value, value, what)
+    return Packed.of(file.getvalue(), pickler.classes, pickler.objects)
+
+
+class _ArgumentPickler(Pickler):
+    """Writes data.
+
+    Attributes:
+        objects: callables that were met, by content id.
+    """
+
+    def __init__(self, file: io.BytesIO, collect: Collect | None, reach: Reach) -> None:
+        super().__init__(file, collect, reach)
+        self.objects: dict[bytes, Any] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        """As that of a function's pickler, but for code."""
+        archived = reduce_archived(self, value)
+        if archived is not NotImplemented:
+            return archived
+        if type(value) in _CODE or kind_of(value) in _JITTED:
+            self.last = value
+            name = None if _is_local(value) else importable_name(value)
+            return self._interned(value) if name is None else self.by_name(value, name)
+        return super().reducer_override(value)
+
+    def reduce_type(self, cls: type) -> Any:
+        """For a class."""
+        if class_name(cls) is not None or cls.__module__ == "builtins":
+            return super().reduce_type(cls)
+        name = self.class_id(cls)
+        return rebuild.interned_class, (tuple(name), self._data(name.content, cls))
+
+    def reduce_module(self, module: types.ModuleType) -> Any:
+        """For a module."""
+        local = is_local_module(module.__name__)
+        return self._interned(module) if local else super().reduce_module(module)
+
+    def _interned(self, value: Any) -> Any:
+        content = content_id(value)
+        self.objects[content] = value
+        return rebuild.interned, (content, self._data(content, value))
+
+    def _data(self, content: bytes, value: Any) -> bytes:
+        packed = _packed_once(content, value)
+        for (module, name), cls in packed.classes.items():
+            self.classes[ClassId(content_id(cls), name, module)] = cls
+        return bytes(packed)
+
+
+def _is_local(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_local_function(value)
+
+
+_kept: OrderedDict[bytes, Packed] = OrderedDict()
+_kept_lock = Lock()  # guards _kept
+
+
+def _packed_once(content: bytes, value: Any) -> Packed:
+    """A callable or class, packed once for each content."""
+    with _kept_lock:
+        found = _kept.get(content)
+        if found is not None:
+            _kept.move_to_end(content)
+            return found
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    walked = walk(value, name, archives=current_archives())
+    found = pack_function(value, repr(name), walked.reach)
+    with _kept_lock:
+        _kept[content] = found
+        while len(_kept) > _MAX_KEPT:
+            _kept.popitem(last=False)
+    return found

@@ -1,0 +1,99 @@
+"""Arrays: dtype, shape and bytes. numpy's own way would name modules that numpy 1 has not."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+__all__ = ["make_array", "make_jax_array", "make_object_array", "make_scalar", "reduce_array"]
+
+
+def reduce_array(value: Any) -> Any:
+    """A reduce tuple for an array or scalar of numpy or jax; `NotImplemented` for others.
+
+    Raises:
+        TracerError: when it is a tracer, which has no content.
+        PackingError: when it is a jax array without content here.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return NotImplemented
+    if type(value) in (numpy.ndarray, numpy.memmap):
+        return _numpy_array(numpy, value)
+    if isinstance(value, numpy.generic):
+        if type(value).__module__ == "numpy" and not value.dtype.hasobject:
+            return make_scalar, (value.dtype, value.tobytes())
+        return NotImplemented
+    return _jax_array(numpy, value)
+
+
+def _numpy_array(numpy: Any, array: Any) -> Any:
+    if array.dtype.hasobject:
+        items = array.ravel().tolist()
+        return make_object_array, (array.dtype, array.shape), items, None, None, _fill_objects
+    return make_array, (array.dtype, array.shape, *_memory(numpy, array))
+
+
+def _memory(numpy: Any, array: Any) -> tuple[str, Any]:
+    """The order of the elements, and their bytes, as a view where they lie in one piece."""
+    order = "C"
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        order = "F"
+    elif not array.flags.c_contiguous:
+        array = numpy.ascontiguousarray(array)
+    flat = array.reshape(-1, order=order).view(numpy.ndarray).view(numpy.uint8)
+    return order, pickle.PickleBuffer(flat)
+
+
+def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any:
+    """A numpy array over the bytes that arrived."""
+    import numpy
+
+    return numpy.frombuffer(data, dtype).reshape(shape, order=order)
+
+
+def make_object_array(dtype: Any, shape: tuple[int, ...]) -> Any:
+    """A numpy array of Python objects, without them."""
+    import numpy
+
+    return numpy.empty(shape, dtype)
+
+
+def _fill_objects(array: Any, items: list[Any]) -> None:
+    flat = array.reshape(-1)
+    for index, item in enumerate(items):
+        flat[index] = item
+
+
+def make_scalar(dtype: Any, data: bytes) -> Any:
+    """A numpy scalar."""
+    import numpy
+
+    return numpy.frombuffer(data, dtype)[0]
+
+
+def _jax_array(numpy: Any, value: Any) -> Any:
+    from jaxd_protocol.jax_objects import array_content
+
+    found = array_content(value)
+    if found is None:
+        return NotImplemented
+    _, _, weak, implementation, data = found
+    memory = (data.dtype, data.shape, *_memory(numpy, data))
+    return make_jax_array, (memory, weak, implementation)
+
+
+def make_jax_array(memory: tuple[Any, ...], weak: bool, implementation: str | None) -> Any:
+    """A jax array of exactly this dtype, whatever jax's settings are in this thread."""
+    import jax
+
+    data = make_array(*memory)
+    if implementation is not None:
+        return jax.random.wrap_key_data(data, impl=implementation)
+    with jax.enable_x64(True):
+        array = jax.device_put(data)
+    if weak:
+        weakly = array.aval.update(weak_type=True)
+        return type(array)(weakly, array.sharding, [array], committed=False)
+    return array

@@ -1,0 +1,128 @@
+"""Classes, taken apart: by value, under an id that is their content.
+
+A class is made empty and then completed, because its methods refer to it. Nothing that a class
+statement sets in motion runs again: its effects are in the class that travels.
+"""
+
+from __future__ import annotations
+
+import abc
+import copyreg
+import enum
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.importable import importable_name, name_within
+from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.packing import enums, make_classes
+
+if TYPE_CHECKING:
+    from jaxd_protocol.packing.pickler import Pickler
+
+__all__ = ["class_name", "reduce_class"]
+
+_GIVEN: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
+_NOT_SENT: Final = _GIVEN | {
+    "__dict__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__weakref__",
+    "_abc_impl",
+}
+
+
+def class_name(cls: type) -> tuple[str, str] | None:
+    """Where the server finds a class; None for one that travels by value."""
+    module = cls.__module__
+    if type(module) is str and is_local_module(module):  # one from C may have anything there
+        return None
+    return importable_name(cls) or name_within("types", cls)
+
+
+def reduce_class(pickler: Pickler, cls: type) -> Any:
+    """A reduce tuple for a class by value."""
+    names = pickler.part_of(cls)
+    if names is not None:
+        return _part(pickler, cls, names)
+    name = tuple(pickler.class_id(cls))
+    if issubclass(cls, enum.Enum) and cls.__members__:
+        made: tuple[Any, ...] = make_classes.make_enum, (name, *enums.description(cls))
+        return pickler.nested(
+            cls, made, make_classes.fill_enum, lambda: enums.state(cls, _attributes(cls))
+        )
+    made = make_classes.make_class, (name, type(cls), cls.__name__, cls.__bases__, _given(cls))
+    return pickler.nested(cls, made, make_classes.fill_class, lambda: _state(cls))
+
+
+def _given(cls: type) -> dict[str, Any]:
+    """What has to be there when the class is made."""
+    given = {name: vars(cls)[name] for name in sorted(_GIVEN) if name in vars(cls)}
+    given["__qualname__"] = cls.__qualname__
+    slots = given.get("__slots__")
+    if slots is not None and not isinstance(slots, str):
+        given["__slots__"] = tuple(slots)
+    return given
+
+
+def _state(cls: type) -> dict[str, Any]:
+    from jaxd_protocol.jax_objects import class_registration
+
+    state: dict[str, Any] = {"attributes": _attributes(cls)}
+    if isinstance(cls, abc.ABCMeta):
+        others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+        virtual = [each for each in others if each is not None]
+        if virtual:
+            state["virtual"] = sorted(virtual, key=lambda each: each.__qualname__)
+    registration = class_registration(cls)
+    if registration is not None:
+        state["registration"] = registration
+    if cls in copyreg.dispatch_table:
+        state["reduced_by"] = copyreg.dispatch_table[cls]
+    return state
+
+
+def _attributes(cls: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in _NOT_SENT and not _is_made_with(cls, value) and not _has_address(name, value)
+    }
+
+
+def _has_address(name: str, value: Any) -> bool:
+    """Whether this is a docstring that `dataclass` made of defaults without a name."""
+    return name == "__doc__" and isinstance(value, str) and " at 0x" in value
+
+
+def _is_made_with(cls: type, value: Any) -> bool:
+    """Whether an attribute comes with the class: the descriptors of its slots."""
+    is_descriptor = isinstance(value, MemberDescriptorType | GetSetDescriptorType)
+    return is_descriptor and value.__objclass__ is cls
+
+
+def _part(pickler: Pickler, cls: type, names: set[str]) -> Any:
+    """A class of which only some attributes are read, those of its bases among them."""
+    local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
+    installed = [base for base in cls.__mro__ if base not in local]
+    bases = [
+        base
+        for index, base in enumerate(installed)
+        if not any(issubclass(earlier, base) for earlier in installed[:index])
+    ]
+    given: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    slots = [
+        name
+        for base in local
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType)
+    ]
+    if cls.__dictoffset__ == 0:
+        given["__slots__"] = tuple(slots)
+    found = {name: value for name in sorted(names) for value in _first(local, name)}
+    found = {name: value for name, value in found.items() if name not in slots}
+    made = make_classes.make_part, (type(cls), cls.__name__, tuple(bases), given)
+    return pickler.nested(cls, made, make_classes.set_attributes, lambda: found)
+
+
+def _first(bases: list[type], name: str) -> list[Any]:
+    return [vars(base)[name] for base in bases if name in vars(base)][:1]

@@ -1,0 +1,134 @@
+"""Functions, taken apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.fingerprint.bytecode import facts_of
+from jaxd_protocol.importable import importable_name
+from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.packing import rebuild, rewritten
+from jaxd_protocol.packing.codes import find_code, place_of_code
+
+if TYPE_CHECKING:
+    from jaxd_protocol.packing.pickler import Pickler
+
+__all__ = ["is_local_function", "make_library_function", "reduce_function"]
+
+_OF_THE_MODULE: Final = frozenset(
+    {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
+)
+"""Globals that the module gets on the server."""
+
+_PYTEST: Final = "@pytest_ar"
+
+
+def is_local_function(function: FunctionType) -> bool:
+    """Whether a function reads globals of the user's own; its `__module__` may say otherwise."""
+    return is_local_module(function.__globals__.get("__name__"))
+
+
+def reduce_function(pickler: Pickler, function: FunctionType) -> Any:
+    """A reduce tuple: a local function by value, an installed one by name."""
+    if is_local_function(function):
+        made: tuple[Any, ...] = (
+            rebuild.make_function,
+            (
+                function.__code__,
+                pickler.namespace(function.__globals__),
+                function.__name__,
+                _cells(pickler, function),
+            ),
+        )
+        return pickler.nested(
+            function, made, rebuild.fill_function, lambda: _state(function, _own(pickler, function))
+        )
+    name = importable_name(function)
+    if name is not None:
+        return pickler.by_name(function, name)
+    made = _library_function(pickler, function)
+    return pickler.nested(function, made, rebuild.fill_function, lambda: _state(function, {}))
+
+
+def _library_function(pickler: Pickler, function: FunctionType) -> tuple[Any, ...]:
+    """One that a library made, such as `optax.sgd(0.1).update`: the server's own code, if any."""
+    home = str(function.__globals__["__name__"])
+    cells = _cells(pickler, function)
+    place = place_of_code(home, function.__code__)
+    if place is not None:
+        return make_library_function, (place, function.__name__, cells)
+    return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
+
+
+def make_library_function(
+    place: tuple[str, str, tuple[str, ...], bytes], name: str, cells: tuple[CellType, ...] | None
+) -> FunctionType:
+    """A function of code that this process's own library has."""
+    return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
+
+
+def _cells(pickler: Pickler, function: FunctionType) -> tuple[Any, ...] | None:
+    closure = function.__closure__
+    return None if closure is None else tuple(pickler.cell(cell) for cell in closure)
+
+
+def _globals(function: FunctionType) -> dict[str, Any]:
+    """The globals that the code names, and no others."""
+    namespace = function.__globals__
+    names = facts_of(function.__code__).names - _OF_THE_MODULE
+    found = {name: namespace[name] for name in sorted(names) if name in namespace}
+    if _PYTEST in found:
+        found[_PYTEST] = rewritten
+    return found
+
+
+def _own(pickler: Pickler, function: FunctionType) -> dict[str, Any]:
+    """The globals that travel with it; those of an archive are there when it has been run."""
+    home = sys.modules.get(str(function.__globals__.get("__name__")))
+    archives = pickler.archives
+    if archives is not None and home is not None and vars(home) is function.__globals__:
+        return {} if archives.name_of(home) is not None else _globals(function)
+    return _globals(function)
+
+
+def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    if found:
+        state["globals"] = found
+    if function.__closure__:
+        state["closure"] = tuple(_content(cell) for cell in function.__closure__)
+    if vars(function):
+        state["attributes"] = dict(vars(function))
+    more = _more(function)
+    if more:
+        state["more"] = more
+    return state
+
+
+def _content(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _more(function: FunctionType) -> dict[str, Any]:
+    """What differs from what a new function has by itself.
+
+    Annotations stay behind: they decide nothing, and may name anything.
+    """
+    code, namespace = function.__code__, function.__globals__
+    candidates: dict[str, tuple[Any, Callable[[], Any] | None]] = {
+        "__defaults__": (function.__defaults__, None),
+        "__kwdefaults__": (function.__kwdefaults__, None),
+        "__qualname__": (function.__qualname__, lambda: code.co_qualname),
+        "__module__": (function.__module__, lambda: namespace.get("__name__")),
+    }
+    return {
+        name: value
+        for name, (value, usual) in candidates.items()
+        if value != (None if usual is None else usual())
+    }

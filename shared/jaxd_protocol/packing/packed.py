@@ -1,0 +1,144 @@
+"""Functions to bytes."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, Final
+
+from jaxd_protocol.errors import JaxdError, PackingError
+from jaxd_protocol.fingerprint.facts import Reach
+from jaxd_protocol.packing.archives import add_archive, archive_arguments
+from jaxd_protocol.packing.boxes import Box
+from jaxd_protocol.packing.functions import is_local_function
+from jaxd_protocol.packing.paths import path_to
+from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.private_imports import add_sources
+from jaxd_protocol.packing.table import ClassId
+
+__all__ = ["Packed", "dump", "pack_function"]
+
+_MANY: Final = 20
+
+
+class Packed(bytes):
+    """A packed object.
+
+    Attributes:
+        classes: `(module, qualified name)` to class, for each class of the user's own that was met
+            on the way, so that results can come back as instances of it.
+        objects: the same classes, and callables of the user's own that arguments held, by content
+            id.
+    """
+
+    classes: dict[tuple[str, str], type]
+    objects: dict[bytes, Any]
+
+    @classmethod
+    def of(cls, data: bytes, classes: dict[ClassId, type], objects: dict[bytes, Any]) -> Packed:
+        """The bytes, with what was met."""
+        packed = cls(data)
+        packed.classes = {(name.module, name.qualname): found for name, found in classes.items()}
+        packed.objects = {**objects, **{name.content: found for name, found in classes.items()}}
+        return packed
+
+
+def pack_function(function: Any, what: str, reach: Reach) -> Packed:
+    """A function, class or module, and all that it reaches, as bytes.
+
+    Args:
+        function: what the server is to have.
+        what: how to call it in an error, such as ``function 'step'``.
+        reach: of a finished walk over `function`.
+
+    Raises:
+        PackingError: when it reaches something that cannot travel; the message says what.
+    """
+    file = io.BytesIO()
+    pickler = Pickler(file, None, reach)
+    body = _Body(_body(pickler, function, reach))
+    dump(pickler, (pickler.blob, body, function), function, what)
+    return Packed.of(file.getvalue(), pickler.classes, {})
+
+
+class _Body:
+    """A list whose items are found while it is written."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __reduce__(self) -> Any:
+        return list, (), None, self._items
+
+
+def _body(pickler: Pickler, function: Any, reach: Reach) -> Iterator[Any]:
+    """What is written ahead of the function, so that all it refers to is there already."""
+    if reach.archives is not None:
+        archive = archive_arguments(reach.archives.archive)
+        yield Box(reach, lambda: (add_archive, (pickler.blob, *archive)))
+    if reach.sources:
+        sources = dict(sorted(reach.sources.items()))
+        yield Box(reach, lambda: (add_sources, (pickler.blob, sources)))
+    modules = [reach.imports[name] for name in sorted(reach.imports)]
+    for value in (*_deepest_first(reach), *_carrying_modules(reach), function, *modules):
+        yield value
+        yield None  # see `completions`
+        yield from pickler.completions()
+
+
+def _deepest_first(reach: Reach) -> list[types.FunctionType]:
+    """Long chains of helpers from their end, so that they are not nested."""
+    found = [
+        each
+        for each in reversed([*reach.numbered, *reach.objects])
+        if type(each) is types.FunctionType
+    ]
+    return [each for each in found if is_local_function(each)] if len(found) > _MANY else []
+
+
+def _carrying_modules(reach: Reach) -> list[types.ModuleType]:
+    """Installed modules of which something is carried: import statements look for them."""
+    names = {
+        ".".join(name.split(".")[: count + 1])
+        for name in reach.carried
+        for count in range(name.count(".") + 1)
+    }
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
+    """Writes a value, and says what is wrong where that fails.
+
+    Args:
+        pickler: writes.
+        value: what is written.
+        root: where the path in an error begins.
+        what: how to call it.
+
+    Raises:
+        PackingError: when it cannot be written.
+        JaxdError: what objects of our own raise.
+    """
+    try:
+        pickler.dump(value)
+    except RecursionError as error:
+        raise PackingError(
+            f"{what} reaches a chain of objects that is too deep to pack. Break the chain, or "
+            "raise sys.setrecursionlimit."
+        ) from error
+    except JaxdError as error:
+        if type(error) is not PackingError:
+            raise
+        where = path_to(root, pickler.last)
+        raise PackingError(f"{what} cannot travel to the server: {where}: {error}") from error
+    except Exception as error:
+        culprit = pickler.last
+        raise PackingError(
+            f"{what} cannot travel to the server: {path_to(root, culprit)} is a "
+            f"{type(culprit).__qualname__}: {error}. Look for an open file, lock, generator or "
+            "connection among its globals, closure and defaults; make it inside the function, or "
+            "pass what it yields as an argument. What a module of your package makes when it is "
+            "imported need not travel with persistent_call(ship='source')."
+        ) from error

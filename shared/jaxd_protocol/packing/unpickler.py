@@ -1,0 +1,80 @@
+"""Packed bytes, read: on the server, and only from authenticated clients."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.packing.archives import ArrivedArchive
+from jaxd_protocol.packing.private_imports import Blob
+from jaxd_protocol.packing.table import server_table
+
+__all__ = ["Unpacked", "unpack", "unpack_function"]
+
+
+class Unpacked(NamedTuple):
+    """A function that has arrived.
+
+    Attributes:
+        function: with modules, classes and builtins of its own.
+        modules: the user's modules that came with it, complete or in part, by name, and those
+            installed ones of which some attributes came.
+        sources: the user's modules that are run when code first imports them.
+        overlays: installed modules of which some attributes came along, by name; the user's code
+            gets these where it imports them.
+        archives: the user's packages that came as source.
+    """
+
+    function: Any
+    modules: dict[str, ModuleType]
+    sources: dict[str, Source]
+    overlays: dict[str, ModuleType]
+    archives: ArrivedArchive | None = None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        """What was written instead of an object is that object."""
+        return pid
+
+    def find_class(self, module: str, name: str) -> Any:
+        """As pickle does, with numpy's modules under the names of either major version."""
+        try:
+            return super().find_class(module, name)
+        except ModuleNotFoundError:
+            old, new = "numpy.core", "numpy._core"
+            for given, other in ((new, old), (old, new)):
+                if module == given or module.startswith(given + "."):
+                    return super().find_class(other + module[len(given) :], name)
+            raise
+
+
+def unpack_function(data: bytes | memoryview) -> Unpacked:
+    """The function that `pack_function` has packed.
+
+    Raises:
+        PackingError: when the server's libraries have no such code.
+        ImportError: when the server does not have a package that the function uses.
+        Exception: whatever code of the user's raises that runs when objects are made again.
+    """
+    with server_table.making():
+        blob, _, function = _load(data, ())
+    assert isinstance(blob, Blob)
+    return Unpacked(function, blob.modules, blob.sources, blob.overlays, blob.arrived)
+
+
+def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
+    """The object that `pack` has packed; also what `cloudpickle.dumps` has.
+
+    Raises:
+        Exception: as `unpack_function`.
+    """
+    return _load(data, buffers)
+
+
+def _load(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    return _Unpickler(io.BytesIO(data), buffers=buffers).load()

@@ -1,0 +1,73 @@
+"""References: what stands in a result for something that is no data, such as a function.
+
+    kind  detail                        what it is on the client
+    n     ((mark, number), ...)         an object that a function reaches, by its number there
+    c     (content id,)                 a callable that came with an argument
+    k     (module, name, content id)    a class; without content id, an installed one
+    i     (module, name)                an object of an installed module; without name, the module
+    m     (reference, name)             a bound method of what the reference leads to
+    e     (module, name, content id, member)   a member of an enum
+    d     (name,)                       a dtype
+    s     (kind, items)                 a set or frozenset of plain values
+    o     ()                            nothing that the client could have
+
+Each carries a token as well, by which the server finds its object again when it is sent back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+
+__all__ = ["Reference", "load_reference", "mark_of"]
+
+_SHAPES: Final[dict[str, tuple[type, ...]]] = {
+    "n": (tuple,),
+    "c": (bytes,),
+    "k": (str, str, bytes),
+    "i": (str, str),
+    "m": (tuple, str),
+    "e": (str, str, bytes, str),
+    "d": (str,),
+    "s": (str, tuple),
+    "o": (),
+}
+
+
+class Reference(NamedTuple):
+    """One object that stays where it is. A plain tuple on the wire.
+
+    Attributes:
+        kind, detail: where the client finds its own; see above.
+        token: by which the server knows its object; empty where none is needed.
+        about: what it is, for people.
+    """
+
+    kind: str
+    detail: tuple[Any, ...]
+    token: bytes
+    about: str
+
+    def plain(self) -> tuple[Any, ...]:
+        """A literal."""
+        return tuple(self)
+
+
+def load_reference(value: Any) -> Reference:
+    """The reference that a literal stands for.
+
+    Raises:
+        ProtocolError: when it stands for none.
+    """
+    if type(value) is tuple and tuple(map(type, value)) == (str, tuple, bytes, str):
+        reference = Reference(*value)
+        if tuple(map(type, reference.detail)) == _SHAPES.get(reference.kind):
+            return reference
+    raise ProtocolError("a tree's skeleton has a reference that cannot be read.")
+
+
+def mark_of(fingerprint: bytes) -> bytes:
+    """Names a function to those who know it: nobody can call a function by its mark."""
+    return hashlib.blake2b(fingerprint, digest_size=16, person=b"jaxd references").digest()

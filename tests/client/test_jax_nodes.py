@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import pytest
+
+from jaxd.jax_nodes import is_registered, structure, unflatten
+from jaxd_protocol.errors import ResultError
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, child: Any, aux: Any) -> None:
+        if aux == "bad":
+            raise ValueError("no such aux")
+        self.child = child
+        self.aux = aux
+
+    def tree_flatten(self) -> Any:
+        return (self.child,), self.aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+        (child,) = children
+        return cls(child, aux)
+
+
+class Stranger:
+    pass
+
+
+def test_a_node_is_made_as_jax_makes_it() -> None:
+    """Of anything as children, containers and None included."""
+    for child in (1, None, [2, {"a": 3}]):
+        made = unflatten(Node, "aux", [child])
+        assert type(made) is Node
+        assert (made.child, made.aux) == (child, "aux")
+
+
+def test_which_classes_are_registered() -> None:
+    """Others cannot be made."""
+    assert is_registered(Node)
+    assert not is_registered(Stranger)
+
+
+@pytest.mark.parametrize(
+    ("cls", "aux", "count"), [(Node, "bad", 1), (Node, 1, 2), (Stranger, 1, 0)]
+)
+def test_what_the_class_does_not_take(cls: Any, aux: Any, count: int) -> None:
+    """Is an error with what to do."""
+    with pytest.raises(ResultError, match="Return dicts"):
+        unflatten(cls, aux, [0] * count)
+
+
+def test_structures() -> None:
+    """A tree that has none is refused."""
+    assert structure({"a": [0, None]}) == jax.tree.structure({"a": [0, None]})
+    with pytest.raises(ResultError):
+        structure({"a": 1, 2: 3})
+
+
+def test_without_jax_nothing_is_registered() -> None:
+    """And jax is not imported to look."""
+    program = (
+        "import sys; from jaxd.jax_nodes import is_registered, structure\n"
+        "from jaxd_protocol.errors import ResultError\n"
+        "assert not is_registered(dict)\n"
+        "try: structure([0])\n"
+        "except ResultError: assert 'jax' not in sys.modules\n"
+        "else: raise SystemExit(1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,369 @@
+"""What is no data in a result: the client's own classes and functions, and tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live_server import LiveServer
+
+START = """
+import sys, json
+import jax, jax.numpy as jnp, numpy as np
+from jaxd import persistent_call, statistics, errors
+from jaxd.results import RemoteObject
+x, y = np.ones((4, 3), np.float32), np.zeros((4, 1), np.float32)
+facts, before = {}, statistics().traces
+def finish():
+    print(json.dumps({**facts, "traces": statistics().traces - before}))
+"""
+
+
+def say(server: LiveServer, program: str, **more: str) -> Any:
+    """What a program tells of itself, run in a fresh process."""
+    done = server.run(START + program + "\nfinish()", **more)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+LINEN = """
+import flax.linen as nn, flax.struct, optax
+from flax.training.train_state import TrainState
+
+class MLP(nn.Module):
+    width: int = 8
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.relu(nn.Dense(self.width)(x)))
+
+class State(TrainState):
+    note: str = flax.struct.field(pytree_node=False, default="mine")
+
+model, tx = MLP(), optax.adam(1e-2)
+
+@persistent_call
+def start(x):
+    params = model.init(jax.random.key(0), x)["params"]
+    return State.create(apply_fn=model.apply, params=params, tx=tx)
+
+@persistent_call
+def step(state, x, y):
+    def loss(params):
+        return jnp.mean((state.apply_fn({"params": params}, x) - y) ** 2)
+    return state.apply_gradients(grads=jax.grad(loss)(state.params))
+"""
+
+TRAIN_STATE = (
+    LINEN
+    + """
+first = state = start(x)
+facts["made there"] = [type(state) is State, state.apply_fn == model.apply, state.tx == tx]
+first = state = State.create(
+    apply_fn=model.apply, params=state.params, tx=tx).replace(step=jnp.int32(0))
+for _ in range(5):
+    state = step(state, x, y)
+facts["went there"] = [
+    type(state) is State, state.apply_fn is first.apply_fn, state.tx.update is tx.update,
+    jax.tree.structure(state) == jax.tree.structure(first), int(state.step) == 5]
+facts["works here"] = state.apply_fn({"params": state.params}, x).shape == (4, 1)
+"""
+)
+
+
+def test_a_train_state_comes_home_as_the_clients_own(live: LiveServer) -> None:
+    """With its class, its functions and its optimizer; five steps are one trace.
+
+    On a warm server too, in a process that the server has never seen.
+    """
+    for traces in (2, 0):
+        assert say(live, TRAIN_STATE) == {
+            "made there": [True] * 3,
+            "went there": [True] * 5,
+            "works here": True,
+            "traces": traces,
+        }
+
+
+OPTAX = """
+import optax
+opt = optax.chain(optax.clip(1.0), optax.adam(1e-2))
+params = {"w": jnp.ones((3, 1)), "b": jnp.zeros((1,))}
+
+@persistent_call
+def step(params, state, x, y):
+    grads = jax.grad(lambda p: jnp.mean((x @ p["w"] + p["b"] - y) ** 2))(params)
+    updates, state = opt.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+first = state = opt.init(params)
+for _ in range(5):
+    params, state = step(params, state, x, y)
+facts["same"] = jax.tree.structure(state) == jax.tree.structure(first)
+"""
+
+EQUINOX = """
+import equinox as eqx
+
+class Net(eqx.Module):
+    one: eqx.nn.Linear
+    mlp: eqx.nn.MLP
+    act: object = eqx.field(static=True)
+    def __call__(self, x):
+        return self.mlp(self.act(self.one(x)))
+
+def own(x):
+    return jnp.tanh(x) * 2
+
+keys = jax.random.split(jax.random.key(0))
+net = Net(eqx.nn.Linear(3, 4, key=keys[0]), eqx.nn.MLP(4, 1, 8, 2, key=keys[1]), own)
+params, static = eqx.partition(net, eqx.is_array)
+
+def step(params, static, x, y):
+    def loss(params):
+        return jnp.mean((jax.vmap(eqx.combine(params, static))(x) - y) ** 2)
+    grads = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+step = persistent_call(step, static_argnums=1)
+first = params
+for _ in range(5):
+    params = step(params, static, x, y)
+facts["same"] = jax.tree.structure(params) == jax.tree.structure(first)
+facts["own"] = [type(params) is Net, params.act is own, params.mlp.activation is None
+                or type(params.mlp.activation) is type(first.mlp.activation)]
+facts["works here"] = jax.vmap(eqx.combine(params, static))(x).shape == (4, 1)
+"""
+
+NNX = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a = nnx.Linear(3, 4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.b = nnx.Linear(4, 1, rngs=rngs)
+        self.act = nnx.relu
+    def __call__(self, x):
+        return self.b(self.act(self.a(x)))
+
+@persistent_call
+def step(graph, params, rest, x, y):
+    def loss(params):
+        return jnp.mean((nnx.merge(graph, params, rest)(x) - y) ** 2)
+    grads = jax.grad(loss)(params)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    return nnx.split(nnx.merge(graph, params, rest), nnx.Param, ...)
+
+first = graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+for _ in range(5):
+    graph, params, rest = step(graph, params, rest, x, y)
+facts["same"] = [type(params) is nnx.State, graph == first[0],
+                 jax.tree.structure(params) == jax.tree.structure(first[1])]
+net = nnx.merge(graph, params, rest)
+facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
+"""
+
+
+@pytest.mark.parametrize("program", [OPTAX, EQUINOX, NNX], ids=["optax", "equinox", "nnx"])
+def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:
+    """And none in the next process; what comes home has the structure of what was sent."""
+    for traces in (1, 0):
+        facts = say(live, program)
+        assert facts.pop("traces") == traces
+        flat = [
+            each for fact in facts.values() for each in (fact if type(fact) is list else [fact])
+        ]
+        assert flat == [True] * len(flat)
+
+
+COUNTED = """
+from typing import NamedTuple
+
+class Point(NamedTuple):
+    x: object
+    def seen(self):
+        Point.total = getattr(Point, "total", 0) + 1
+
+@persistent_call
+def f(x):
+    return Point(x)
+
+found = []
+for size in (1, 2, 3):
+    point = f(np.ones(size))
+    point.seen()
+    found.append(type(point) is Point)
+facts["own"] = found
+"""
+
+
+def test_a_class_that_keeps_count_of_itself_is_still_the_clients_own(live: LiveServer) -> None:
+    """Although its content is another one after each call."""
+    for _ in range(2):
+        assert say(live, COUNTED)["own"] == [True] * 3
+
+
+NAMES = """
+from typing import NamedTuple
+from dataclasses import dataclass
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+    def swapped(self): return "first"
+Before = Pair
+
+@persistent_call
+def one(x):
+    return Pair(x, x + 1)
+
+def two_after_an_edit():
+    class Pair(NamedTuple):
+        a: object
+        b: object
+        def swapped(self): return "second"
+    Pair.__qualname__ = "Pair"
+    return Pair
+After = two_after_an_edit()
+
+@persistent_call
+def two(pair):
+    return After(pair.a, pair), Before(1.0, 2.0)
+
+pair = one(x)
+later, again = two(pair)
+facts["own"] = [type(pair) is Before, type(later) is After, type(later.b) is Before,
+                type(again) is Before, later.swapped(), pair.swapped()]
+"""
+
+
+def test_two_classes_of_one_name_are_told_apart(live: LiveServer) -> None:
+    """By what they mean, on a warm server as on a cold one."""
+    for traces in (2, 0):
+        facts = say(live, NAMES)
+        assert facts == {"own": [True] * 4 + ["second", "first"], "traces": traces}
+
+
+HELD = """
+import flax.struct
+from typing import Any
+
+class Box(flax.struct.PyTreeNode):
+    data: Any
+    how: Any = flax.struct.field(pytree_node=False)
+
+@persistent_call
+def make(x):
+    return Box(x, lambda v: v * 3)
+
+@persistent_call
+def use(box):
+    return box.how(box.data), box
+"""
+
+
+def test_what_only_the_server_has_is_a_token(live: LiveServer) -> None:
+    """It says what it is, and works again where it is from; each loop with it is one trace."""
+    facts = say(
+        live,
+        HELD
+        + """
+box = first = make(x)
+for _ in range(3):
+    result, box = use(box)
+facts["token"] = [type(box.how) is RemoteObject, box.how == first.how, float(result[0, 0])]
+facts["repr"] = repr(box.how)
+""",
+    )
+    assert facts["token"] == [True, True, 3.0]
+    assert "<lambda>" in facts["repr"]
+    assert "from a result of" in facts["repr"]
+    assert facts["traces"] == 2
+
+
+def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:
+    """Is an error that says what to do."""
+    facts = say(
+        start_live(),
+        HELD
+        + """
+box = make(x)
+gone = box.replace(how=RemoteObject(b"?" * 16, "function g", "make"))
+try:
+    use(gone)
+except errors.ArgumentError as error:
+    facts["error"] = str(error)
+facts["goes on"] = float(use(box)[0][0, 0])
+""",
+    )
+    assert "RemoteObject that this server does not have" in facts["error"]
+    assert "make the object in your own process" in facts["error"]
+    assert facts["goes on"] == 3.0
+
+
+def test_a_client_without_jax_gets_its_own_classes(live: LiveServer) -> None:
+    """From a server that another process has made warm."""
+    program = """
+from jaxd import persistent_call
+from typing import Any, NamedTuple
+import sys
+class Point(NamedTuple):
+    x: Any
+    y: Any
+@persistent_call
+def f(x):
+    return Point(x, {"deep": Point(1.0, 2)})
+found = f([1.0, 2.0])
+assert type(found) is type(found.y["deep"]) is Point, found
+assert "jax" not in sys.modules
+"""
+    for _ in range(2):
+        done = live.run(program)
+        assert done.returncode == 0, done.stderr
+
+
+FAILS = """
+class Refused(Exception):
+    pass
+
+@persistent_call
+def f(x):
+    raise Refused("no", 3)
+
+try:
+    f(x)
+except Refused as error:
+    facts["own"] = [type(error) is Refused, error.args]
+"""
+
+
+def test_an_exception_of_the_users_own_comes_home_as_itself(live: LiveServer) -> None:
+    """In each process, the second of which the server has not seen before."""
+    for _ in range(2):
+        assert say(live, FAILS)["own"] == [True, ["no", 3]]
+
+
+def test_an_exception_that_is_not_loaded_imports_nothing(live: LiveServer, tmp_path: Path) -> None:
+    """It is a RemoteError that names it."""
+    (tmp_path / "trap.py").write_text("class Trapped(Exception): pass\n")
+    facts = say(
+        live,
+        """
+sys.path.insert(0, sys.argv[1])
+
+@persistent_call
+def f(x):
+    kind = type("Trapped", (Exception,), {"__module__": "trap"})
+    raise kind("caught")
+
+try:
+    f(x)
+except errors.RemoteError as error:
+    facts["remote"] = [error.type_name, "caught" in str(error), "trap" in sys.modules]
+""".replace("sys.argv[1]", repr(str(tmp_path))),
+    )
+    assert facts["remote"] == ["trap.Trapped", True, False]

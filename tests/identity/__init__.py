@@ -1,0 +1,1 @@
+"""What a fingerprint must change with, and what it must not: the case tables."""

@@ -1,0 +1,101 @@
+"""A program that imports the projects it is told, each in a child of its own, and looks at them.
+
+It reads one job per project from its standard input and writes, for each, what was found: a forked
+child starts with nothing of a project loaded, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+PATIENCE_S = 40
+
+
+def look(main: ModuleType, names: list[str]) -> dict[str, Any]:
+    """What a walk over each of these expressions finds."""
+    return {name: _look(eval(name, vars(main)), name) for name in names}
+
+
+def _look(value: Any, name: str) -> dict[str, Any]:
+    from jaxd_protocol.errors import JaxdError
+    from jaxd_protocol.fingerprint import walk
+
+    try:
+        first, again = walk(value, name).fingerprint, walk(value, name).fingerprint
+    except JaxdError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    except Exception:  # noqa: BLE001  whatever it is, the row that asked fails with it
+        return {"crash": traceback.format_exc()}
+    return {
+        "digest": first.digest.hex(),
+        "again": again.digest.hex(),
+        "unshared": [tuple(each) for each in first.unshared],
+        "notes": [tuple(each) for each in first.notes],
+        "parts": [tuple(map(str, each)) for each in first.parts],
+    }
+
+
+def load(name: str, file: str, called: str) -> ModuleType:
+    """A module, imported; or a file that is run as a program, under a name of its own."""
+    if name != "__main__":
+        return importlib.import_module(name)
+    main = ModuleType("__main__")
+    main.__file__, main.__builtins__ = file, builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    with open(file, encoding="utf-8") as source:
+        code = compile(source.read(), called or file, "exec", dont_inherit=True)
+    exec(code, vars(main))
+    return main
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    """Imports a project in this process and looks at it."""
+    os.chdir(job["folder"])
+    sys.path[:0] = [job["folder"], *job["path"]]
+    sys.argv = ["main.py"]
+    steps: dict[str, Any] = {}
+    exec(job["before"], steps)
+    steps["main"] = load(job["module"], job["file"], job["called"])
+    exec(job["after"], steps)
+    return look(steps["main"], job["names"])
+
+
+def _in_a_child(job: dict[str, Any]) -> dict[str, Any]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE_S)
+        os.close(reading)
+        try:
+            found = do(job)
+        except BaseException:  # noqa: BLE001  the parent tells what it was
+            found = {"": {"crash": traceback.format_exc()}}
+        with open(writing, "w", encoding="utf-8") as pipe:
+            json.dump(found, pipe)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"": {"crash": f"the child ended with {status}"}}
+
+
+def main() -> None:
+    """Does the jobs on the standard input."""
+    order = json.load(sys.stdin)
+    for name in order["preload"]:
+        importlib.import_module(name)
+    _look(len, "len")  # loads what every walk needs
+    json.dump([_in_a_child(job) for job in order["jobs"]], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

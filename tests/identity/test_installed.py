@@ -1,0 +1,244 @@
+"""What is installed counts by its distribution; what somebody patched into it, by value."""
+
+# ruff: noqa: E501  a row of a table is one line
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.identity.probing import Found, Job, probe
+from tests.identity.projects import INSTALLED, Edit, check, edit, needs, probe_edits, write
+
+TOOLBOX = """
+--- site-packages/toolbox/__init__.py
+from toolbox import parts
+SCALE = 2
+UNIT = "m"
+def double(x): return x * SCALE
+def triple(x): return x * 3
+TABLE = {"a": 1, "b": 2}
+OPTIONS = []
+class Settings: rate = 0.5
+class Box:
+    def __init__(self, width): self.width = width
+    def area(self): return self.width ** 2
+--- site-packages/toolbox/parts.py
+DEPTH = 5
+def half(x): return x / 2
+def third(x): return x / 3
+--- site-packages/toolbox-1.0.dist-info/METADATA
+Metadata-Version: 2.1
+Name: toolbox
+Version: 1.0
+--- site-packages/toolbox-1.0.dist-info/top_level.txt
+toolbox
+--- site-packages/toolbox-1.0.dist-info/INSTALLER
+pip
+--- site-packages/toolbox-1.0.dist-info/RECORD
+toolbox/__init__.py,sha256=oneone,200
+toolbox/parts.py,sha256=twotwo,80
+toolbox/__pycache__/parts.cpython-311.pyc,,
+../../bin/toolbox,sha256=script,20
+toolbox-1.0.dist-info/METADATA,sha256=metadata,60
+toolbox-1.0.dist-info/RECORD,,
+"""
+USES = """
+import toolbox
+import toolbox.parts
+from toolbox import Box, double
+def mine(x): return x + 1
+def sub(module, x): return module.third(x)
+# here
+def by_module(x): return toolbox.double(x)
+def by_name(x): return double(x)
+def by_class(x): return Box(x).area()
+def by_entry(x): return toolbox.TABLE["a"]
+def by_table(x): return len(toolbox.OPTIONS)
+def by_setting(x): return toolbox.Settings.rate
+def by_submodule(x): return toolbox.parts.half(x)
+def constant(x): return x * toolbox.SCALE
+def deep_constant(x): return x * toolbox.parts.DEPTH
+def lazily(x):
+    from toolbox import double
+    return double(x)
+def lazy_module(x):
+    import toolbox.parts
+    return toolbox.parts.half(x)
+def attribute(x): return box.width * x
+def method(x): return box.area() * x
+box = Box(3)
+def other(x): return toolbox.triple(x)
+"""
+EVERY = "by_module by_name by_class by_submodule constant lazily lazy_module method other"
+PROJECT = USES + TOOLBOX
+
+ENVIRON = """
+import os
+from os import environ, getenv
+os.environ["READ"] = "a"
+os.environ["UNREAD"] = "b"
+os.environ.pop("LATER", None)
+# here
+def item(x): return os.environ["READ"]
+def get(x): return os.environ.get("READ")
+def with_default(x): return os.environ.get("READ", "z")
+def by_getenv(x): return os.getenv("READ")
+def getenv_default(x): return os.getenv("READ", "z")
+def imported(x): return environ["READ"]
+def imported_get(x): return environ.get("READ", "1")
+def imported_getenv(x): return getenv("READ")
+def later(x): return os.environ.get("LATER", "none")
+def inside(x):
+    import os
+    return os.environ["READ"]
+def inside_from(x):
+    from os import environ
+    return environ.get("READ")
+def other(x): return os.path.join("a", "b")
+"""
+READS = (
+    "item get with_default by_getenv getenv_default imported imported_get imported_getenv "
+    "inside inside_from"
+)
+
+STANDARD = """
+import math, json
+import collections.abc
+def mine(x): return 0
+# here
+def step(x): return math.sin(x)
+def constant(x): return x * math.pi
+def encoder(x): return json.dumps(x)
+def other(x): return math.cos(x)
+"""
+
+ROWS = [
+    edit("the version", PROJECT, "1.0", "1.1", EVERY, "mine"),
+    edit("a file of the package", PROJECT, "oneone", "others", EVERY, "mine"),
+    edit("a file beside the package", PROJECT, "=script", "=binary", "", f"{EVERY} mine"),
+    edit("who installed it", PROJECT, "pip\n", "uv\n", "", f"{EVERY} mine"),
+    edit("a compiled file", PROJECT, "parts.cpython-311.pyc,,", "parts.cpython-312.pyc,,", "", EVERY),
+    edit("a function of one's own in it", PROJECT, "# here", "toolbox.double = mine", "by_module lazily", "by_class by_submodule constant other"),
+    edit("another of its own functions", PROJECT, "# here", "toolbox.double = toolbox.triple", "by_module lazily", "by_class constant other"),
+    edit("a function in its submodule", PROJECT, "# here", "toolbox.parts.half = mine", "by_submodule lazy_module", "by_module constant other"),
+    edit("a patched function's body", USES.replace("# here", "toolbox.double = mine") + TOOLBOX, "x + 1", "x + 2", "by_module lazily mine", "by_name constant other"),
+    edit("a constant of it", PROJECT, "# here", "toolbox.SCALE = 3", "constant", "deep_constant by_class other"),
+    edit("a constant of its submodule", PROJECT, "# here", "toolbox.parts.DEPTH = 3", "deep_constant", "constant other by_module"),
+    edit("an entry of its dict", PROJECT, "# here", "toolbox.TABLE['a'] = 3", "by_entry", "constant by_table by_class other"),
+    edit("an item of its list", PROJECT, "# here", "toolbox.OPTIONS.append(3)", "by_table", "constant by_entry other"),
+    edit("an attribute of its class", PROJECT, "# here", "toolbox.Settings.rate = 3", "by_setting", "constant by_entry other"),
+    edit("a class of one's own in it", PROJECT, "# here", "toolbox.Settings = type('S', (), {'rate': 9})", "by_setting", "constant other"),
+    edit("an attribute that nothing reads", PROJECT, "# here", "toolbox.UNIT = 'km'", "", EVERY),
+    edit("a new attribute that nothing reads", PROJECT, "# here", "toolbox.mine = mine", "", EVERY),
+    edit("an instance of its class", PROJECT, "Box(3)", "Box(4)", "attribute method", "by_class other"),
+    edit("a variable that is read", ENVIRON, '"a"\nos', '"b"\nos', READS, "later other"),
+    edit("a variable that is not read", ENVIRON, '["UNREAD"] = "b"', '["UNREAD"] = "c"', "", f"{READS} later other"),
+    edit("a variable that appears", ENVIRON, "# here", 'os.environ["LATER"] = "x"', "later", f"{READS} other"),
+    edit("a variable that disappears", ENVIRON, "# here", 'os.environ.pop("UNREAD")', "", f"{READS} later other"),
+    edit("a function of the standard library", STANDARD, "# here", "math.sin = mine", "step", "constant encoder other"),
+    edit("one swapped for another", STANDARD, "# here", "math.sin = math.cos", "step", "constant encoder other"),
+    edit("its constant", STANDARD, "# here", "math.pi = 3", "constant", "step encoder other"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+    """All rows, looked at from one interpreter."""
+    return probe_edits(tmp_path_factory.mktemp("installed"), ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
+def test_what_is_installed_counts(row: Edit, seen: dict[str, tuple[Found, Found]]) -> None:
+    """By name, version and files; what was put into it counts by value."""
+    check(row, seen)
+
+
+PATCHED = {
+    "a method": "toolbox.Box.area = lambda self: 0",
+    "a function's code": "toolbox.double.__code__ = mine.__code__",
+}
+
+
+@pytest.mark.parametrize("says", PATCHED)
+def test_what_is_patched_inside_is_refused_or_counts(tmp_path: Path, says: str) -> None:
+    """The server's copy is not like that: it must not be taken for it."""
+    row = edit(says, PROJECT, "# here", PATCHED[says], "by_module by_class")
+    before, after = probe_edits(tmp_path, [row])[says]
+    name = "by_class" if says == "a method" else "by_module"
+    if "refused" in after[name]:
+        assert "toolbox" in after[name]["refused"]
+    else:
+        assert before.digest(name) != after.digest(name)
+
+
+UNCLEAR = """
+import os
+def contains(x): return "READ" in os.environ
+def loops(x): return list(os.environ)
+def computed(x, name="READ"): return os.environ[name]
+def passed(x): return dict(os.environ)
+"""
+
+
+@pytest.mark.parametrize("name", ["contains", "loops", "computed", "passed"])
+def test_an_unclear_read_of_the_environment_is_refused(tmp_path: Path, name: str) -> None:
+    """All of it would be another key in every shell."""
+    (found,) = probe([Job(str(write(tmp_path / "unclear", UNCLEAR)), (name,))])
+    assert "environment" in found[name]["refused"]
+    assert "main.py:" in found[name]["refused"]
+
+
+FLAGS = """
+from absl import flags
+flags.DEFINE_float("lr", 0.5, "")
+flags.DEFINE_string("run_name", "first", "")
+FLAGS = flags.FLAGS
+FLAGS(["main.py", "--lr=0.25"])
+def step(x): return x * FLAGS.lr
+def by_module(x): return x * flags.FLAGS.lr
+def other(x): return x
+"""
+GIN = """
+import gin
+@gin.configurable
+def scaled(x, by=1.0): return x * by
+gin.parse_config("scaled.by = 2.0")
+def step(x): return scaled(x)
+def other(x): return x
+"""
+
+
+@pytest.mark.parametrize("name", ["step", "by_module"])
+def test_a_flag_that_is_read_counts(tmp_path: Path, name: str) -> None:
+    """The value that was parsed, not the one it was defined with."""
+    needs("absl")
+    row = edit("a flag", FLAGS, "lr=0.25", "lr=0.75", name, "other")
+    check(row, probe_edits(tmp_path, [row], "absl.flags"))
+
+
+def test_a_binding_of_gin_counts_or_is_refused(tmp_path: Path) -> None:
+    """gin keeps bindings where no walk looks: what must not happen is one key for two of them."""
+    needs("gin")
+    row = edit("a binding", GIN, "by = 2.0", "by = 3.0", "step", "other")
+    before, after = probe_edits(tmp_path, [row], "gin")[row.says]
+    if "refused" in before["step"]:
+        assert "gin" in before["step"]["refused"]
+        assert "refused" in after["step"]
+    else:
+        check(row, {row.says: (before, after)})
+
+
+def test_two_environments_with_the_same_packages_agree(tmp_path: Path) -> None:
+    """Where they are installed does not matter."""
+    names = tuple(EVERY.split())
+    places = [write(tmp_path / name, PROJECT) for name in ("one", "a/longer/other")]
+    elsewhere = tmp_path / "elsewhere" / "lib" / INSTALLED
+    elsewhere.parent.mkdir(parents=True)
+    (places[1] / INSTALLED).rename(elsewhere)
+    paths = [places[0] / INSTALLED, elsewhere]
+    jobs = [
+        Job(str(place), names, path=[str(path)]) for place, path in zip(places, paths, strict=True)
+    ]
+    one, other = probe(jobs)
+    assert one.digests() == other.digests()

@@ -1,0 +1,133 @@
+"""A program that packs the functions of projects, and one that receives them without the projects.
+
+`pack` reads jobs from its standard input and writes what it packed to the file it is given;
+`receive` reads that file as a server would read its clients' answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 40
+
+
+def pack(job: dict[str, Any]) -> dict[str, Any]:
+    """Imports a project and packs what it is asked for: what its client would tell a server."""
+    from tests.identity.prober import load
+
+    os.chdir(job["folder"])
+    sys.path[:0] = [job["folder"], *job["path"]]
+    sys.argv = ["main.py"]
+    steps: dict[str, Any] = {}
+    exec(job["before"], steps)
+    main = steps["main"] = load(job["module"], job["file"], job["called"])
+    exec(job["after"], steps)
+    return {name: _packed(eval(name, vars(main)), name) for name in job["names"]}
+
+
+def _packed(value: Any, name: str) -> Any:
+    from jaxd_protocol.errors import JaxdError
+    from jaxd_protocol.fingerprint import walk
+    from jaxd_protocol.meanings import Meaning
+    from jaxd_protocol.packing import pack_function
+
+    try:
+        walked = walk(value, name)
+        meaning = Meaning.of(walked.fingerprint)
+        return meaning.to_message(), bytes(pack_function(value, name, walked.reach))
+    except JaxdError as error:
+        return f"refused: {type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  whatever it is, the test that asked fails with it
+        return f"crashed: {traceback.format_exc()}"
+
+
+def receive(packed: dict[str, Any]) -> dict[str, str]:
+    """What became of each function: nothing to say of one that means what it meant."""
+    return {name: _received(name, each) for name, each in packed.items()}
+
+
+def _received(name: str, packed: Any) -> str:
+    from jaxd_protocol.fingerprint import walk
+    from jaxd_protocol.meanings import Meaning
+    from jaxd_protocol.packing import unpack_function
+
+    if isinstance(packed, str):
+        return packed
+    message, data = packed
+    meaning = Meaning.from_message(message)
+    try:
+        arrived = unpack_function(data)
+        modules = {**arrived.overlays, **arrived.modules}
+        there = meaning.there(modules, arrived.sources)
+        found = walk(arrived.function, name, there, meaning.ignored).fingerprint
+    except Exception:  # noqa: BLE001  the same
+        return f"crashed: {traceback.format_exc()}"
+    if not meaning.shared:
+        return "unshared" if found.unshared else "has got a content"
+    if found.digest == meaning.fingerprint:
+        return ""
+    here, now = ({(p.kind, p.name): p for p in parts} for parts in (meaning.parts, found.parts))
+    names = [key for key in here | now if here.get(key) != now.get(key)]
+    if any(kind == "installed" for kind, _ in names):  # the server says so to the client
+        return f"refused there: {names[0][1]}"
+    return f"differs: {[(here.get(key), now.get(key)) for key in names]}"
+
+
+def in_a_child(task: Callable[[], Any]) -> Any:
+    """What the task returns in a process that is thrown away."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE_S)
+        os.close(reading)
+        try:
+            found = task()
+        except BaseException:  # noqa: BLE001  the test that asked fails with it
+            found = {"": f"crashed: {traceback.format_exc()}"}
+        with open(writing, "wb") as pipe:
+            pickle.dump(found, pipe)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return pickle.loads(data) if data else {"": f"crashed: the child ended with {status}"}
+
+
+def main(what: str, luggage: str) -> None:
+    """Does one half of the journey."""
+    order = json.load(sys.stdin)
+    for name in order["preload"]:
+        importlib.import_module(name)
+    importlib.import_module("jaxd_protocol.packing")
+    if what == "pack":
+        packed = [in_a_child(partial(pack, job)) for job in order["jobs"]]
+        Path(luggage).write_bytes(pickle.dumps(packed))
+        return
+    received = []
+    for job, packed in zip(order["jobs"], pickle.loads(Path(luggage).read_bytes()), strict=True):
+        installed = [path for path in job["path"] if os.path.isdir(path)]
+        if installed:
+            received.append(in_a_child(partial(_with, installed, packed)))
+        else:
+            received.append(receive(packed))
+    json.dump(received, sys.stdout)
+
+
+def _with(installed: list[str], packed: dict[str, Any]) -> dict[str, str]:
+    sys.path[:0] = installed
+    return receive(packed)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,63 @@
+"""Functions, programs and records as a server has them, made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from typing import Any
+
+from jaxd.arguments import encode_arguments
+from jaxd_protocol.calls import Options, function_key
+from jaxd_protocol.descriptions import Description
+from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.statics import NO_STATICS, Statics
+from jaxd_server.compiler import Executable
+from jaxd_server.ledger import Built
+
+PARAMETERS = ("x", "steps")
+
+
+def digest(text: str, size: int = 8) -> bytes:
+    """Stands for the digest of a content."""
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
+
+
+def function_part(name: str, code: str = "code", where: str = "train.py:7") -> Part:
+    """A function with that code."""
+    return Part("function", f"function {name}", digest(code), "", where)
+
+
+def value_part(name: str, shown: str) -> Part:
+    """A global with that value."""
+    return Part("value", f"global {name}", digest(shown), shown, "train.py:7")
+
+
+def described(
+    *parts: Part, name: str = "step", options: Options | None = None, where: str = "train.py:7"
+) -> Description:
+    """A function of those parts, beside itself."""
+    whole = (function_part(name, where=where), *parts)
+    fingerprint = digest(repr(whole), 16)
+    return Description(name, fingerprint, options or Options(), whole, PARAMETERS)
+
+
+def key_of(description: Description) -> bytes:
+    """Its name on the wire."""
+    return function_key(description.fingerprint, description.options)
+
+
+def skeleton_of(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> bytes:
+    """That of a call."""
+    return encode_arguments(args, kwargs, statics, {})[0]
+
+
+def executable() -> Executable:
+    """A program that is only there."""
+    made = Executable("step", None, ())
+    made.build_s = 0.5
+    return made
+
+
+def built(program: Executable, *args: Any, statics: Statics = NO_STATICS) -> Built:
+    """The note that the program was made for those arguments."""
+    return Built(skeleton_of(*args, statics=statics), PARAMETERS, 0.5, 1e9, weakref.ref(program))

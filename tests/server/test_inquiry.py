@@ -1,0 +1,183 @@
+"""Answers to `why` and `recent`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd_protocol.calls import Options
+from jaxd_protocol.descriptions import Description
+from jaxd_protocol.errors import ProtocolError
+from jaxd_server.decisions import describe
+from jaxd_server.inquiry import answer_inquiry
+from tests.server.in_process import Kitchen, Shop, Source, encode
+
+X = np.zeros((128, 8), np.float32)
+
+
+def double(x: Any, steps: int = 1) -> Any:
+    """Is called in these tests."""
+    return x * 2 * steps
+
+
+def ask(kitchen: Kitchen, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
+    """What the server says about a call; with nothing known, about all calls."""
+    pipeline = kitchen.pipeline
+    skeleton = encode(args)[0] if args else None
+    described = Description("double", source.fingerprint, source.options, (), ("x", "steps"))
+    if known:
+        described = describe(pipeline.functions.obtain(source.key, source))
+    message = (source.key, skeleton, described.to_message())
+    answer = answer_inquiry(pipeline.decisions, pipeline.executables, "why", message)
+    assert json.loads(json.dumps(answer)) == answer
+    return answer
+
+
+def test_an_unknown_function_compiles(kitchen: Kitchen) -> None:
+    """Nobody is asked for its code, and nothing is kept."""
+    source = Source(double)
+    answer = ask(kitchen, source, X, known=False)
+    assert (answer["verdict"], answer["nearest"], answer["programs"]) == ("compile", None, [])
+    assert answer["reason"] == "first call of this function on this server"
+    assert source.asked == []
+    assert len(kitchen.pipeline.functions) == len(kitchen.pipeline.decisions.ledger) == 0
+
+
+def test_a_call_that_was_made_is_a_hit(kitchen: Kitchen) -> None:
+    """With the program that will answer it, and how often it did."""
+    source = Source(double)
+    for _ in range(2):
+        kitchen.value(source, X)
+    answer = ask(kitchen, source, X)
+    assert (answer["verdict"], answer["differences"]) == ("hit", [])
+    (program,) = answer["programs"]
+    assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 2)
+    assert program["seconds"] > 0
+
+
+def test_a_dict_in_another_order_is_a_hit(kitchen: Kitchen) -> None:
+    """Its bytes were never seen, and its program is there."""
+
+    def total(x: Any) -> Any:
+        return x["a"] + x["b"]
+
+    source = Source(total)
+    kitchen.value(source, {"a": 1.0, "b": 2.0})
+    assert ask(kitchen, source, {"b": 2.0, "a": 1.0})["verdict"] == "hit"
+    assert ask(kitchen, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
+
+
+def test_other_arguments_compile_and_say_why(kitchen: Kitchen) -> None:
+    """The nearest is the same key."""
+    source = Source(double)
+    kitchen.value(source, X)
+    answer = ask(kitchen, source, X[:3])
+    assert answer["verdict"] == "compile"
+    assert [each["text"] for each in answer["differences"]] == [
+        "argument x: float32[128,8] → float32[3,8]"
+    ]
+    assert answer["nearest"]["key"] == answer["key"]
+    assert answer["nearest"]["same_key"]
+
+
+def test_without_arguments_it_tells_all_programs(kitchen: Kitchen) -> None:
+    """And that other calls compile."""
+    source = Source(double)
+    assert ask(kitchen, source)["verdict"] == "compile"
+    for x in (X, X[:3]):
+        kitchen.value(source, x)
+    answer = ask(kitchen, source)
+    assert answer["verdict"] == "hit"
+    assert [program["arguments"] for program in answer["programs"]] == [
+        {"x": "float32[128,8]"},
+        {"x": "float32[3,8]"},
+    ]
+
+
+def test_another_key_of_the_same_code_says_what_differs(kitchen: Kitchen) -> None:
+    """Options and settings, by name."""
+    kitchen.value(Source(double), X)
+    other = Source(double, Options(config=(("jax_enable_x64", True),)))
+    answer = ask(kitchen, other, X)
+    assert "jax_enable_x64: False → True" in [each["text"] for each in answer["differences"]]
+
+
+def test_a_dropped_program_is_no_hit() -> None:
+    """It would have to be compiled again."""
+    kitchen = Kitchen(limit=1)
+    try:
+        source = Source(double)
+        kitchen.value(source, X)
+        kitchen.value(source, X[:3])
+        answer = ask(kitchen, source, X)
+        assert answer["verdict"] == "compile"
+        assert "dropped" in answer["reason"]
+    finally:
+        kitchen.close()
+
+
+def test_asking_counts_nothing(kitchen: Kitchen) -> None:
+    """Neither as a call nor as anything else."""
+    source = Source(double)
+    kitchen.value(source, X)
+    before = kitchen.counters.snapshot()
+    for args in ((X,), (X[:3],), ()):
+        ask(kitchen, source, *args)
+    after = kitchen.counters.snapshot()
+    assert {**before, "uptime_s": 0} == {**after, "uptime_s": 0}
+
+
+def test_pickled_arguments_are_judged_with_a_caveat(kitchen: Kitchen) -> None:
+    """Nothing is unpickled to answer a question."""
+
+    def chosen(x: Any) -> Any:
+        return x[1]
+
+    source = Source(chosen)
+    odd = {np.int64(1): 2.0, np.int64(2): 3.0}
+    kitchen.value(source, odd)
+    answer = ask(kitchen, source, odd)
+    assert answer["verdict"] == "hit"
+    assert "travels as a pickle" in answer["advice"][-1]
+
+
+def test_recent_lists_the_last_builds(kitchen: Kitchen) -> None:
+    """As many as are asked for."""
+    source = Source(double)
+    for x in (X, X[:3]):
+        kitchen.value(source, x)
+    pipeline = kitchen.pipeline
+    answer = answer_inquiry(pipeline.decisions, pipeline.executables, "recent", (1,))
+    (decision,) = answer["decisions"]
+    assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("recent", ()),
+        ("recent", ("many",)),
+        ("why", (b"k",)),
+        ("why", (b"k", b"?", ("f", b"", Options().to_bytes(), (), (), True))),
+        ("why", (b"k", None, "nonsense")),
+        ("why", (3, None, ("f", b"", Options().to_bytes(), (), (), True))),
+    ],
+)
+def test_what_is_no_question_is_refused(kitchen: Kitchen, verb: str, args: Any) -> None:
+    """With the error that the peer's mistakes have."""
+    pipeline = kitchen.pipeline
+    with pytest.raises(ProtocolError):
+        answer_inquiry(pipeline.decisions, pipeline.executables, verb, args)
+
+
+def test_both_are_answered_over_a_connection(shop: Shop) -> None:
+    """While no call is open."""
+    peer = shop.peer()
+    message = ("f", b"", Options().to_bytes(), (), (), True)
+    answer, _ = peer.request("why", (b"k" * 16, None, message))
+    assert json.loads(str(answer))["verdict"] == "compile"
+    answer, _ = peer.request("recent", (5,))
+    assert json.loads(str(answer)) == {"decisions": []}

@@ -1,0 +1,1 @@
+"""Tests of what the protocol knows about jax's own objects."""

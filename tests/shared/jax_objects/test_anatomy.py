@@ -1,0 +1,149 @@
+"""Taking jax objects apart: the same parts in every process, other parts for other content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from jaxd_protocol.jax_objects import Anatomy, take_apart
+from tests.shared.jax_objects.by_value import run
+from tests.shared.jax_objects.samples_jax import product, samples
+from tests.shared.jax_objects.shown import digest
+
+DIGESTS = """
+import json
+from tests.shared.jax_objects.samples_jax import samples
+from tests.shared.jax_objects.shown import digest
+print(json.dumps({name: digest(value) for name, value in samples().items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def digests() -> list[dict[str, str]]:
+    """Digests of all samples, from two processes with different hash seeds."""
+    return [run(DIGESTS, seed=seed) for seed in ("1", "2")]
+
+
+@pytest.mark.parametrize("name", samples())
+def test_two_processes_take_an_object_apart_alike(name: str, digests: list[dict[str, str]]) -> None:
+    """Neither addresses nor the order of sets get into the parts."""
+    assert digests[0][name] == digests[1][name]
+
+
+def test_every_sample_has_parts_of_its_own(digests: list[dict[str, str]]) -> None:
+    """No two different objects look alike."""
+    assert len(set(digests[0].values())) == len(digests[0])
+
+
+def _settings(anatomy: Anatomy | None) -> list[Any]:
+    assert anatomy is not None
+    return [value for _, value in anatomy.settings]
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+@pytest.mark.parametrize("name", samples())
+def test_settings_are_plain_values(name: str) -> None:
+    """They can be hashed as they are."""
+    anatomy = take_apart(samples()[name])
+    if anatomy is not None:
+        assert all(map(_is_plain, _settings(anatomy)))
+
+
+JITS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: jax.jit(product),
+    "static_argnums": lambda: jax.jit(product, static_argnums=0),
+    "static other": lambda: jax.jit(product, static_argnums=1),
+    "donate": lambda: jax.jit(product, donate_argnums=0),
+    "keep_unused": lambda: jax.jit(product, keep_unused=True),
+    "inline": lambda: jax.jit(product, inline=True),
+    "compiler_options": lambda: jax.jit(product, compiler_options={"xla_a": 1}),
+    "compiler_options other": lambda: jax.jit(product, compiler_options={"xla_a": 2}),
+    "out_shardings": lambda: jax.jit(product, out_shardings=samples()["named sharding"]),
+    "in_shardings": lambda: jax.jit(product, in_shardings=samples()["named sharding"]),
+    "layout": lambda: samples()["jit layout"],
+}
+
+
+def test_each_option_of_jit_changes_the_anatomy() -> None:
+    """An option that is left out of the key would give somebody the wrong program."""
+    found = {name: digest(make()) for name, make in JITS.items()}
+    assert len(set(found.values())) == len(found), found
+
+
+def test_an_attribute_that_was_set_on_a_jitted_function_is_a_part() -> None:
+    """Code can read `step.rate`, so it counts."""
+    first, second = jax.jit(product), jax.jit(product)
+    second.rate = 3  # type: ignore[attr-defined]
+    assert take_apart(first) != take_apart(second)
+
+
+def test_what_jax_defines_is_its_name() -> None:
+    """`jnp.sin` is the same in every version of the user's code."""
+    found = take_apart(jnp.sin)
+    assert found == Anatomy("jit", (("module", "jax.numpy"), ("name", "sin")))
+    primitive = take_apart(jax.lax.sin_p)
+    assert primitive == Anatomy("primitive", (("module", "jax.lax"), ("name", "sin_p")))
+
+
+def test_a_rule_of_a_custom_derivative_is_a_part() -> None:
+    """Two functions with one body and different derivatives are two functions."""
+
+    def made(factor: int) -> Any:
+        function = jax.custom_jvp(product)
+        function.defjvps(lambda tangent, answer, x, n: tangent * factor, None)
+        return function
+
+    assert digest(made(2)) == digest(made(2)) != digest(made(3))
+
+
+def test_a_tree_structure_has_its_classes_among_its_children() -> None:
+    """A user's class in it is walked like any other."""
+    found = take_apart(jax.tree.structure({"b": 1, "a": (None, 2)}))
+    assert found is not None
+    assert found.settings[0] == ("nodes", (2, 2, 0, "leaf", "leaf"))
+    classes = [child for label, child in found.children if label.startswith("class")]
+    assert classes == [dict, tuple, type(None)]
+
+
+def test_the_order_of_devices_and_the_types_of_axes_are_parts_of_a_mesh() -> None:
+    """Neither is in the text of a sharding."""
+    devices = np.array(jax.devices()[:1])
+    auto, explicit = (
+        take_apart(Mesh(devices, ("x",), axis_types=(kind,)))
+        for kind in (AxisType.Auto, AxisType.Explicit)
+    )
+    assert auto != explicit
+    assert auto is not None
+    assert ("devices", ((jax.devices()[0].platform, 0),)) in auto.settings
+
+
+def test_an_unconstrained_axis_is_not_an_axis_without_partition() -> None:
+    """`None` means replicated, `UNCONSTRAINED` leaves it to the compiler."""
+    spec: Any = PartitionSpec
+    assert take_apart(spec(spec.UNCONSTRAINED)) != take_apart(spec(None))
+
+
+def test_an_exported_program_is_its_module_and_types() -> None:
+    """It has a content without being serialised, which needs another package."""
+    from jax import export
+
+    jitted = jax.jit(product)
+    first, again, other = (export.export(jitted)(1.0, n) for n in (2.0, 3.0, 2))
+    assert digest(first) == digest(again) != digest(other)
+
+
+@pytest.mark.parametrize("value", [1, "text", len, np.ones(2), object(), product])
+def test_what_is_not_of_jax_is_not_taken_apart(value: Any) -> None:
+    """It is for the walk itself."""
+    assert take_apart(value) is None

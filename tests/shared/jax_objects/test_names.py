@@ -1,0 +1,72 @@
+"""Private names of jax: this test is the one to look at after an upgrade."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.export
+import pytest
+
+from jaxd_protocol.jax_objects.names import JAX_TYPES, attribute, is_of_jax, kind_of
+from tests.shared.jax_objects.samples_jax import samples
+
+
+def _info() -> Any:
+    jitted: Any = jax.jit(lambda x: x)
+    return jitted._jit_info
+
+
+@pytest.mark.parametrize("kind", JAX_TYPES)
+def test_a_type_of_jax_is_where_the_table_says(kind: str) -> None:
+    """A name that has moved in a new jax fails here, with the name."""
+    assert isinstance(attribute(*JAX_TYPES[kind]), type), JAX_TYPES[kind]
+
+
+def test_what_jit_tells_about_itself_has_the_fields_that_are_read() -> None:
+    """Options of `jax.jit` are read from a private record."""
+    info = _info()
+    for end in ("in", "out"):
+        for what in ("shardings_treedef", "shardings_leaves", "layouts_leaves"):
+            assert hasattr(info, f"{end}_{what}")
+    options = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames"}
+    options |= {"keep_unused", "inline", "device", "backend", "compiler_options_kvs"}
+    assert {name for name in options if not hasattr(info, name)} == set()
+
+
+def test_jit_has_no_option_that_is_not_taken_along() -> None:
+    """A new option of `jax.jit` would decide about the program and be missing from the key."""
+    known = {"fun_sourceinfo", "fun_signature", "user_specified_in_shardings", "use_resource_env"}
+    known |= {
+        f"{a}_{b}_{c}"
+        for a in ("in", "out")
+        for b in ("shardings", "layouts")
+        for c in ("treedef", "leaves")
+    }
+    known |= {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames"}
+    known |= {"keep_unused", "inline", "device", "backend", "compiler_options_kvs"}
+    assert set(_info()._fields) - known == set()
+
+
+@pytest.mark.parametrize("name", ["jit", "custom_vjp", "ufunc", "device", "mesh", "key type"])
+def test_an_object_is_of_the_kind_that_its_sample_is_named_after(name: str) -> None:
+    """Kinds are found by type, whatever jax calls the type's module."""
+    assert kind_of(samples()[name]) == name
+
+
+def test_a_subclass_of_jaxs_own_counts_and_a_users_does_not() -> None:
+    """A tracer is of many types of jax; a user's class is an ordinary one."""
+    seen: list[Any] = []
+    jax.jit(lambda x: seen.append(kind_of(x)))(1.0)
+    assert seen == ["tracer"]
+
+    class Own(jax.ShapeDtypeStruct):
+        pass
+
+    assert kind_of(Own((), "float32")) is None  # type: ignore[no-untyped-call]
+    assert not is_of_jax(Own)
+
+
+def test_a_module_that_is_not_loaded_has_no_attributes() -> None:
+    """Looking something up never imports."""
+    assert attribute("jax.no_such_module", "Thing") is None

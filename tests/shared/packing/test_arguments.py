@@ -1,0 +1,150 @@
+"""Arguments to bytes: data, with the code in it by its content."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+import pytest
+from flax import linen
+from flax.training.train_state import TrainState
+
+import jaxd
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, unpack
+from tests.shared.packing.processes import arrive, run, write
+
+STREAM = (number for number in [1])
+
+
+def test_an_argument_that_cannot_travel_is_named() -> None:
+    """Just as well."""
+    with pytest.raises(PackingError, match=r"dict\['stream'\] is a generator"):
+        pack({"stream": STREAM}, "an argument")
+
+
+def test_what_is_not_contiguous_travels_in_the_bytes() -> None:
+    """There is no one piece of memory to point at."""
+
+    class Strided:
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return bytearray, (pickle.PickleBuffer(memoryview(b"abcdef")[::2]),)
+
+    with pytest.raises(PackingError):
+        pack_out_of_band(Strided(), "it")
+
+
+def scaled(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_callable_of_an_argument_is_the_same_object_in_each_call() -> None:
+    """Functions, methods, partials, jitted ones, and those that a library has made."""
+    values = [
+        scaled,
+        functools.partial(scaled, 3),
+        jax.jit(scaled),
+        optax.sgd(0.1).update,
+        linen.Dense(3).apply,
+    ]
+    for value in values:
+        first, second = (unpack(pack({"it": value}, "it"))["it"] for _ in range(2))
+        assert first is second
+        assert first is not value
+        assert id_of(first) is not None
+
+
+def test_the_client_finds_its_own_callable_again() -> None:
+    """By the id that the server has for it."""
+    packed = pack([scaled], "it")
+    (arrived,) = unpack(packed)
+    name = id_of(arrived)
+    assert name is not None
+    assert packed.objects[name] is scaled
+
+
+def test_a_train_state_has_one_tree_structure() -> None:
+    """So a step is traced once, though each call brings the state's functions along."""
+    model, transform = linen.Dense(2), optax.adam(0.1)
+    parameters = model.init(jax.random.key(0), jnp.ones((1, 2)))
+    state = TrainState.create(  # type: ignore[no-untyped-call]
+        apply_fn=model.apply, params=parameters, tx=transform
+    )
+    states = [unpack(pack(state, "it")) for _ in range(2)]
+    traced = []
+
+    def step(state: Any) -> Any:
+        traced.append(1)
+        output = state.apply_fn(state.params, jnp.ones((1, 2)))
+        return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params)), output
+
+    jitted = jax.jit(step)
+    for each in states:
+        jitted(each)
+    assert traced == [1]
+
+
+def test_a_callable_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call only looks it up."""
+
+    def mine() -> int:
+        return 1
+
+    first = pack([mine], "it")
+    monkeypatch.setattr(arguments, "pack_function", None)
+    assert pack([mine], "it") == first
+
+
+LEVEL = 1
+
+
+def leveled() -> int:
+    return LEVEL
+
+
+def test_a_callable_that_has_changed_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that it reads is not what it was."""
+    first = unpack(pack(leveled, "it"))
+    monkeypatch.setitem(globals(), "LEVEL", 2)
+    second = unpack(pack(leveled, "it"))
+    assert (first(), second()) == (1, 2)
+
+
+def test_the_same_callable_of_two_clients_is_one_on_the_server(tmp_path: Path) -> None:
+    """Whatever their files are called, and wherever they lie."""
+    program = """
+import base64, json, sys
+sys.path.insert(0, "")
+import mine
+from jaxd_protocol.packing import pack
+print(json.dumps(base64.b64encode(pack([mine.f], "it")).decode()))
+"""
+    look = """
+import base64, json, sys
+from jaxd_protocol.packing import unpack
+first, second = (unpack(base64.b64decode(data)) for data in json.load(sys.stdin))
+print(first[0] is second[0], first[0](1))
+"""
+    text = "{comment}\nimport math\nRATE = 2\ndef f(x):\n    return x * RATE\n"
+    packed = []
+    for name, comment in (("a", "# one"), ("b", "# two\n\n# lines")):
+        files = {"mine.py": text.format(comment=comment)}
+        packed.append(run(program, cwd=write(tmp_path / name, files)))
+    assert run(look, cwd=tmp_path, given=f"[{','.join(packed)}]") == "True 2\n"
+
+
+def test_a_persistent_function_inside_of_another_is_the_plain_function() -> None:
+    """On the server there is nothing to send."""
+    inner = jaxd.persistent_call(scaled)
+
+    def outer(x: Any) -> Any:
+        return inner(x) + 1
+
+    copy = arrive(outer)
+    assert copy(3) == 7
+    assert type(copy.__closure__[0].cell_contents) is type(scaled)

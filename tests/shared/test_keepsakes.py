@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from jaxd_protocol import keepsakes
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.keepsakes import Keepsakes
+
+
+class Thing:
+    pass
+
+
+def test_a_token_gives_the_object_back() -> None:
+    """And an object has one token, which nobody can guess."""
+    kept, thing, other = Keepsakes(), Thing(), Thing()
+    token = kept.keep(thing)
+    assert kept.keep(thing) == token
+    assert kept.keep(other) != token
+    assert len(token) == 16
+    assert kept.recall(token) is thing
+
+
+def test_those_that_were_used_last_are_kept() -> None:
+    """The others are let go, and their tokens say what to do."""
+    kept, things = Keepsakes(limit=2), [Thing(), Thing(), Thing()]
+    first, second = kept.keep(things[0]), kept.keep(things[1])
+    kept.recall(first)
+    third = kept.keep(things[2])
+    assert kept.recall(first) is things[0]
+    assert kept.recall(third) is things[2]
+    gone = weakref.ref(things[1])
+    del things[1]
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(ArgumentError, match=r"last 2 of them.*make the object in your own"):
+        kept.recall(second)
+
+
+def test_the_table_of_this_process() -> None:
+    """Is reached by two functions, of which pickles name one."""
+    thing = Thing()
+    assert keepsakes.recall(keepsakes.keep(thing)) is thing
+    with pytest.raises(ArgumentError):
+        keepsakes.recall(b"?" * 16)
