@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["machine_facts"]
 
-_PACKAGES = ("jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "ray", "dask")
+_PACKAGES = ("jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "flax", "optax", "ray", "dask")
 
 
 def machine_facts() -> dict[str, str]:

@@ -29,6 +29,7 @@ from benchmarks.harness import (
 from benchmarks.processes import ChildFailed
 from benchmarks.report import as_json, as_markdown, format_seconds
 from benchmarks.rows import ROWS
+from benchmarks.rows.key import KEY
 from benchmarks.stage import Sizes, Stage
 
 TINY = Sizes(calls=20, slow_calls=2, large_calls=2, large_bytes=2**20, blocks=1)
@@ -83,6 +84,13 @@ def test_a_ratio_is_one_of_sums_with_an_allowance_below() -> None:
     assert ratio.ratio({"a": 2, "b": 4, "c": 1, "d": 1.5}) == 2
 
 
+def test_a_budget_is_an_allowance_alone() -> None:
+    """Nothing has to be measured below the line: 1 s of 4 s is a quarter."""
+    budget = Comparison("a / 4 s", ("a",), (), Target("at most", 1), allowance_s=4)
+    (outcome,) = RowResult(row_of(budget), {"a": [1.0, 1.0, 2.0]}).outcomes
+    assert (outcome.ratio, outcome.highest, outcome.verdict) == (0.25, 0.5, "pass")
+
+
 @pytest.mark.parametrize(
     ("target", "met", "missed"), [(Target("at most", 2), 2, 2.1), (Target("at least", 2), 2, 1.9)]
 )
@@ -133,6 +141,27 @@ def test_the_peers_that_need_no_jax_run(stage: Stage, name: str) -> None:
     assert "jaxd" in result.left_out
 
 
+def test_the_key_is_measured_without_a_server_and_without_flax() -> None:
+    """What needs flax is left out and said; all else gives positive times."""
+    with Stage.open(TINY, without=frozenset({"flax"})) as stage:
+        result = measure(KEY, stage, rounds=1)
+    left_out = {name for name in result.left_out if name.startswith("flax train step")}
+    assert set(result.left_out) == left_out
+    assert set(result.left_out.values()) == {"flax is left out"}
+    assert len(result.medians) == len(KEY.variants) - len(left_out) == 8
+    assert all(seconds > 0 for seconds in result.medians.values())
+    verdicts = {o.comparison.text: o.verdict for o in result.outcomes}
+    assert verdicts["flax train step / 0.5 ms"] == "not measured"
+
+
+def test_the_row_of_the_key_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without jaxd there is nothing to measure, and each line of it says so."""
+    assert main(["--quick", "--peers", "--rows", "key"]) == 0
+    printed = capsys.readouterr().out
+    assert "| key | small function |  | jaxd is left out |" in printed
+    assert "| large-unix |" not in printed
+
+
 def test_children_end_with_their_row(stage: Stage) -> None:
     """Nothing that a row started is left when its stage closes."""
     with stage.fresh() as row_stage:
@@ -172,7 +201,7 @@ def test_reports_hold_every_verdict_and_nothing_that_names_the_machine(
     assert row["ratios"][0]["measured"] == 4
     assert row["ratios"][1]["verdict"] == "not measured"
     named = {"processor", "cores", "system", "Python", "TCP congestion control"}
-    packages = {"jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "ray", "dask"}
+    packages = {"jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "flax", "optax", "ray", "dask"}
     assert set(machine_facts()) <= named | packages
     for secret in (str(tmp_path), str(stage.directory), sys.prefix):
         assert not any(secret in text for text in written.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.harness import Row
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
+from benchmarks.rows.key import KEY
 from benchmarks.rows.large import LARGE_TCP, LARGE_UNIX
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
 
@@ -16,4 +17,5 @@ ROWS: tuple[Row, ...] = (
     IN_FLIGHT,
     LARGE_TCP,
     LARGE_UNIX,
+    KEY,
 )
