@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd.own_objects import OwnObjects
@@ -21,6 +20,8 @@ from jaxd_protocol.trees.references import mark_of
 from jaxd_server.homes import homes
 from jaxd_server.marshal import pack_result
 from tests.server.test_marshal import arrived
+
+optax = pytest.importorskip("optax")
 
 
 class Color(enum.Enum):

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from absl.flags import DEFINE_float, DEFINE_list, FlagValues
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.flags import Flags, is_flags
 from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
 
+absl_flags = pytest.importorskip("absl.flags")
+DEFINE_float, DEFINE_list = absl_flags.DEFINE_float, absl_flags.DEFINE_list
+FlagValues: Any = absl_flags.FlagValues
+
 
 @pytest.fixture
 def flags() -> Any:
     """A registry of its own, parsed."""
-    registry: Any = FlagValues()  # type: ignore[no-untyped-call]
+    registry: Any = FlagValues()
     DEFINE_float("rate", 0.5, "Read.", flag_values=registry)
     DEFINE_float("unread", 1.0, "Not read.", flag_values=registry)
     DEFINE_list("layers", ["8"], "Read.", flag_values=registry)

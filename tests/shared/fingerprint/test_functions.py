@@ -8,13 +8,14 @@ import random
 from types import FunctionType
 from typing import Any
 
-import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.fingerprint.functions import code_digest
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
+
+optax = pytest.importorskip("optax")
 
 
 def test_the_digest_of_code_is_that_of_its_content() -> None:

@@ -9,15 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax  # type: ignore[import-untyped]
 import pytest
-from flax import linen
-from flax.training.train_state import TrainState
 
 import jaxd
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, unpack
 from tests.shared.packing.processes import arrive, run, write
+
+optax = pytest.importorskip("optax")
+linen = pytest.importorskip("flax.linen")
+TrainState = pytest.importorskip("flax.training.train_state").TrainState
 
 STREAM = (number for number in [1])
 
@@ -72,9 +73,7 @@ def test_a_train_state_has_one_tree_structure() -> None:
     """So a step is traced once, though each call brings the state's functions along."""
     model, transform = linen.Dense(2), optax.adam(0.1)
     parameters = model.init(jax.random.key(0), jnp.ones((1, 2)))
-    state = TrainState.create(  # type: ignore[no-untyped-call]
-        apply_fn=model.apply, params=parameters, tx=transform
-    )
+    state = TrainState.create(apply_fn=model.apply, params=parameters, tx=transform)
     states = [unpack(pack(state, "it")) for _ in range(2)]
     traced = []
 

@@ -7,12 +7,13 @@ import json
 from types import CodeType, FunctionType
 from typing import Any
 
-import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.packing.codes import code_arguments, find_code, place_of_code, unshared
 from tests.shared.packing.processes import arrive
+
+optax = pytest.importorskip("optax")
 
 UPDATE: Any = optax.sgd(0.1).update
 
