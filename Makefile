@@ -4,7 +4,7 @@
 VENV ?= .venv
 BENCH_ARGS ?=
 TEST_ARGS ?=
-EXTRAS ?= server,demo,dev
+EXTRAS ?= server,demo,dev,libraries
 DEMO_ARGS ?=
 
 # The first of these that is 3.11 to 3.13 and can make a virtual environment. Asked by running it:
@@ -26,7 +26,7 @@ help:
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
 	@echo
-	@echo 'EXTRAS=server,demo,dev,libraries also tests with flax, equinox, optax, haiku and others.'
+	@echo 'EXTRAS=server,demo,dev leaves out flax, equinox, optax, haiku and others.'
 	@echo 'PYTHON=python3.12 chooses the interpreter, VENV=.venv-3.12 the environment.'
 
 demo: $(VENV)/.demo
