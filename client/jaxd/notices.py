@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxd.forking import forget_after_fork
+from jaxd.frames import users_level
 from jaxd_protocol.errors import CompileAdvice, SkewWarning
 from jaxd_protocol.packages import Package, say_change
 
@@ -20,9 +21,6 @@ _EVERYWHERE = frozenset({"jax", "jaxlib", "numpy"})
 
 _MAX_CALLS = 256
 """Calls with something to say of which nobody took it; those were given up."""
-
-_CALLER_OF_PERSISTENT_FUNCTION = 5
-"""`issue`, `Caller._request`, `Caller.call`, `PersistentFunction.__call__`, and then the user."""
 
 
 _ANY = "any function"
@@ -91,7 +89,7 @@ class Notices:
             fresh = [notice for notice in heard if self._is_new(notice)]
         for notice in fresh:
             category = CompileAdvice if notice.category == "advice" else SkewWarning
-            warnings.warn(notice.text, category, stacklevel=_CALLER_OF_PERSISTENT_FUNCTION)
+            warnings.warn(notice.text, category, users_level())
 
     def _is_new(self, notice: _Notice) -> bool:
         once = notice.function and notice.package in _EVERYWHERE
@@ -101,12 +99,13 @@ class Notices:
         return new
 
 
-def warn_of_changes(changes: Iterable[tuple[Package, Package | None]], stacklevel: int = 2) -> None:
-    """Warns of packages that were changed on disk while this process runs what was there before.
+def warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
+    """Warns, in the line that called, of packages that were changed on disk.
+
+    This process goes on with what was there before.
 
     Args:
         changes: what `jaxd_protocol.packages.changed_since_first_seen` returned.
-        stacklevel: as in `warnings.warn`, seen from whoever calls this.
 
     Raises:
         SkewWarning: where the user's filters turn it into an error.
@@ -116,4 +115,4 @@ def warn_of_changes(changes: Iterable[tuple[Package, Package | None]], stackleve
             f"{say_change(old, new)} while this process runs what was there before. Functions are "
             "built anew with what is there now; restart this process to have the same in it."
         )
-        warnings.warn(text, SkewWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, SkewWarning, users_level())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from jaxd.forking import forget_after_fork
+from jaxd.frames import users_level
 from jaxd_protocol.errors import CompileAdvice
 
 __all__ = ["Redecorations", "redecorations"]
@@ -17,9 +18,6 @@ MANY: Final = 16
 """So often may one function be made persistent: a loop does it more often, a test suite less."""
 
 _LIMIT: Final = 1000
-
-_TO_THE_USER: Final = 6
-"""`note`, `Identities`' `_make` and `spec`, `PersistentFunction`'s `_encode` and `__call__`."""
 
 _Place = tuple[str, int, bytes]
 
@@ -55,7 +53,7 @@ class Redecorations:
             if len(self._counts) > _LIMIT:
                 self._counts.popitem(last=False)
         if count == MANY:
-            warnings.warn(_advice(code), CompileAdvice, stacklevel=_TO_THE_USER)
+            warnings.warn(_advice(code), CompileAdvice, users_level())
 
 
 def _advice(code: Any) -> str:

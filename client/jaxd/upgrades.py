@@ -7,7 +7,6 @@ import time
 from typing import Final
 
 from jaxd.forking import forget_after_fork
-from jaxd.frames import users_level
 from jaxd.notices import warn_of_changes
 from jaxd_protocol.packages import changed_since_first_seen
 
@@ -43,7 +42,7 @@ class Upgrades:
             changes = changed_since_first_seen()
             self._count += len(changes)
         if changes:
-            warn_of_changes(changes, users_level())
+            warn_of_changes(changes)
         return self._count
 
 

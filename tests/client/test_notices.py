@@ -96,6 +96,6 @@ def test_a_change_under_a_running_client() -> None:
     """Names the package and both versions, and what to do."""
     old, new = Package("p", "1", b"1"), Package("p", "2", b"2")
     with pytest.warns(SkewWarning, match="p was changed from 1 to 2 while") as seen:
-        warn_of_changes([(old, new)], stacklevel=1)
+        warn_of_changes([(old, new)])
     assert seen[0].filename == __file__
     assert "restart this process" in str(seen[0].message)

@@ -16,43 +16,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["build_class", "class_builder"]
-
-BARE = "bare"
+__all__ = ["build_class"]
 
 # Held while hooks of base classes are replaced. Other threads may define subclasses meanwhile:
 # the replacement looks at the thread.
 _hooks_lock = threading.RLock()
 
 
-def class_builder(cls: type) -> str | None:
-    """How `build_class` has to make the class; None when `types.new_class` makes the same.
-
-    Enumerations are not for here: their metaclass makes the members.
-    """
-    if type(cls) not in (type, abc.ABCMeta):
-        return BARE
-    hooked = any("__init_subclass__" in vars(base) for base in cls.__mro__[1:-1])
-    return BARE if hooked else None
-
-
 def build_class(
-    way: str, meta: type, name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]
+    meta: type, name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]
 ) -> type:
     """A new class without running any code of its metaclass, its bases or their libraries.
 
     Args:
-        way: what `class_builder` said.
         meta: the metaclass.
         name: the class's name.
         bases: what the class has as `__bases__`.
         namespace: what cannot be set later: `__slots__` and its like.
-
-    Raises:
-        ValueError: when this version does not know the way.
     """
-    if way != BARE:
-        raise ValueError(f"no way to make a class is called {way!r}: update jaxd on the server")
     # Python 3.12's `Generic` has its hook in C. An empty `__orig_bases__` keeps it content.
     whole = {"__orig_bases__": ()} | dict(namespace)
     with _hooks_lock, _silent_hooks(bases):

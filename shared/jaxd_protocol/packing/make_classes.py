@@ -12,8 +12,6 @@ from jaxd_protocol.packing.table import ClassId, server_table
 
 __all__ = ["fill_class", "fill_enum", "make_class", "make_enum", "make_part", "set_attributes"]
 
-_BARE = "bare"
-
 
 def make_class(
     name: tuple[bytes, str, str],
@@ -24,7 +22,7 @@ def make_class(
 ) -> type:
     """The class of that id: the one that is here, or a new one without attributes."""
     return server_table.class_of(
-        ClassId(*name), lambda: build_class(_BARE, metaclass, short_name, bases, given)
+        ClassId(*name), lambda: build_class(metaclass, short_name, bases, given)
     )
 
 
@@ -32,7 +30,7 @@ def make_part(
     metaclass: type, short_name: str, bases: tuple[type, ...], given: dict[str, Any]
 ) -> type:
     """A class that will have only the attributes that are read; each function has its own."""
-    return build_class(_BARE, metaclass, short_name, bases, given)
+    return build_class(metaclass, short_name, bases, given)
 
 
 def fill_class(cls: type, state: dict[str, Any]) -> None:

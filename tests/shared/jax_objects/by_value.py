@@ -89,7 +89,7 @@ def _reduce_class(cls: type) -> Any:
     slots = namespace.get("__slots__", ())
     left_out = {*_LEFT_OUT, *((slots,) if isinstance(slots, str) else slots)}
     late = {name: value for name, value in namespace.items() if name not in left_out}
-    made = ("bare", type(cls), cls.__name__, cls.__bases__, early)
+    made = (type(cls), cls.__name__, cls.__bases__, early)
     return build_class, made, (late, class_registration(cls)), None, None, _fill
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.jax_objects import build_class, class_builder
+from jaxd_protocol.jax_objects import build_class
 
 T = typing.TypeVar("T")
 
@@ -40,7 +40,7 @@ class Boxed(typing.Generic[T]):
 
 
 def build(meta: type, *bases: type, **namespace: Any) -> Any:
-    return build_class("bare", meta, "New", bases, namespace)
+    return build_class(meta, "New", bases, namespace)
 
 
 @pytest.fixture(autouse=True)
@@ -103,20 +103,3 @@ def test_a_generic_class_needs_no_parameters_to_be_made() -> None:
     """They come with the rest of the namespace."""
     assert build(type, typing.Generic).__bases__ == (typing.Generic,)
     assert "__orig_bases__" not in vars(build(type, Boxed))
-
-
-@pytest.mark.parametrize(
-    ("cls", "way"),
-    [(Abstract, None), (Base, None), (WithMeta, "bare"), (Boxed, "bare"), (int, None)],
-)
-def test_only_classes_that_set_something_in_motion_need_a_way_of_their_own(
-    cls: type, way: str | None
-) -> None:
-    """For the others a class statement does the same."""
-    assert class_builder(cls) == way
-
-
-def test_a_way_that_nobody_knows_is_an_error() -> None:
-    """A newer client may send it."""
-    with pytest.raises(ValueError, match="update jaxd on the server"):
-        build_class("unheard of", type, "New", (), {})
