@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
-from importlib.util import MAGIC_NUMBER
+from importlib.util import MAGIC_NUMBER, find_spec
 from types import ModuleType
 from typing import Any, Final, Protocol
 
@@ -149,7 +149,8 @@ def _spec(module: str) -> ModuleSpec | None:
             if path is None:
                 return None
     try:
-        return PathFinder.find_spec(module, path)
+        # At the top an editable install may have a finder of its own. Nothing is imported.
+        return PathFinder.find_spec(module, path) if parent else find_spec(module)
     except (ImportError, ValueError):
         return None
 

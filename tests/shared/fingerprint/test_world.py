@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +164,24 @@ def test_an_extension_is_told_by_the_end_of_its_name() -> None:
     """Those of this interpreter."""
     assert is_extension(f"/home/user/fast{importlib.machinery.EXTENSION_SUFFIXES[0]}")
     assert not is_extension("/home/user/fast.py")
+
+
+def test_a_package_that_an_import_hook_finds_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some editable installs bring a finder of their own; the package is not imported for it."""
+    (tmp_path / "hooked_package.py").write_text("VALUE = 1\n")
+
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            if name != "hooked_package":
+                return None
+            return spec_from_file_location(name, tmp_path / "hooked_package.py")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    assert Here().is_local("hooked_package")
+    found = Here().source("hooked_package")
+    assert found is not None
+    assert "VALUE" in found.code.co_names
+    assert "hooked_package" not in sys.modules
