@@ -4,6 +4,8 @@
 VENV ?= .venv
 BENCH_ARGS ?=
 TEST_ARGS ?=
+# Files are shared out among this many processes at most; each of those has a server of its own.
+TEST_PROCESSES ?= 4
 EXTRAS ?= server,demo,dev,libraries
 DEMO_ARGS ?=
 
@@ -15,13 +17,17 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# By the file, because many fixtures of a module do the work of all its tests; in the order in which
+# they stand, because the short ones come last.
+parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test soak lint bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
+	@echo 'make soak    the tests that take minutes'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
@@ -33,7 +39,10 @@ demo: $(VENV)/.demo
 	@$(bin)/python -m jaxd.cli demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	@$(bin)/python -m pytest -q $(TEST_ARGS)
+	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS)
+
+soak: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(TEST_ARGS)
 
 lint: $(VENV)/.dev
 	@$(bin)/python -m ruff check --quiet .

@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["answer_requests", "each", "median_seconds", "serve_until_input_closes", "together"]
+__all__ = [
+    "answer_requests",
+    "each",
+    "median_seconds",
+    "p99",
+    "serve_until_input_closes",
+    "together",
+]
 
 Measurement = Callable[[int], float]
 """Takes a number of calls, makes them and returns seconds."""
@@ -19,18 +26,27 @@ Measurement = Callable[[int], float]
 
 def median_seconds(call: Callable[[], object], calls: int) -> float:
     """The p50 of `calls` calls, one after another, in seconds."""
+    return statistics.median(_seconds_of(call, calls))
+
+
+def _seconds_of(call: Callable[[], object], calls: int) -> list[float]:
     clock = time.perf_counter_ns
     taken = []
     for _ in range(calls):
         began = clock()
         call()
-        taken.append(clock() - began)
-    return statistics.median(taken) / 1e9
+        taken.append((clock() - began) / 1e9)
+    return taken
 
 
 def each(call: Callable[[], object]) -> Measurement:
     """Measures the p50 of single calls."""
     return lambda calls: median_seconds(call, calls)
+
+
+def p99(call: Callable[[], object]) -> Measurement:
+    """Measures the time that one call in a hundred exceeds."""
+    return lambda calls: statistics.quantiles(_seconds_of(call, calls), n=100)[98]
 
 
 def together(make: Callable[[int], object]) -> Measurement:

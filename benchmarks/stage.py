@@ -27,6 +27,7 @@ class Sizes:
 
     Attributes:
         calls: small calls in one round.
+        many_calls: the same where one in a hundred is looked for.
         slow_calls: the same for a peer that needs milliseconds for each.
         large_calls: calls with a large argument in one round.
         large_bytes: bytes of that argument.
@@ -34,6 +35,7 @@ class Sizes:
     """
 
     calls: int = 2000
+    many_calls: int = 30_000
     slow_calls: int = 200
     large_calls: int = 11
     large_bytes: int = 64 * 2**20
@@ -42,7 +44,14 @@ class Sizes:
     @classmethod
     def quick(cls) -> Sizes:
         """Sizes that only show that everything runs."""
-        return cls(calls=200, slow_calls=20, large_calls=3, large_bytes=8 * 2**20, blocks=2)
+        return cls(
+            calls=200,
+            many_calls=1000,
+            slow_calls=20,
+            large_calls=3,
+            large_bytes=8 * 2**20,
+            blocks=2,
+        )
 
 
 @dataclass(slots=True)
@@ -102,6 +111,7 @@ class Stage:
             "PYTHONPATH": os.pathsep.join([*paths, str(_ROOT)]),
             "PYTHONPYCACHEPREFIX": str(self.directory / "pycache"),
             "JAXD_AUTOSTART": "0",
+            "JAXD_CACHE_DIR": str(self.directory / "cache"),
             **extra,
         }
 

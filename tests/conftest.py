@@ -18,6 +18,14 @@ from tests.server.host_process import HostProcess
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_of_the_user() -> Iterator[None]:
+    """What runs in this process keeps nothing in the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXD_CACHE_DIR", "none")
+        yield
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short, private directory that holds every file of this test; processes inherit it."""
@@ -26,6 +34,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
     folders = (str(ROOT / name) for name in ("client", "server", "shared"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     yield directory

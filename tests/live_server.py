@@ -27,6 +27,7 @@ def source_environment(directory: Path, **more: str) -> dict[str, str]:
             "PYTHONPATH": folders,
             "XDG_RUNTIME_DIR": str(directory),
             "XDG_CONFIG_HOME": str(directory / "config"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
             "JAX_PLATFORMS": "cpu",
         }
         | more

@@ -47,12 +47,21 @@ DOORS = {
 # The only files that may import jax or jaxlib when they are imported themselves.
 JAX_AT_IMPORT = (
     "server/jaxd_server/compiler.py",
+    "server/jaxd_server/device_memory.py",
     "server/jaxd_server/jax_config.py",
+    "server/jaxd_server/jax_disk_cache.py",
+    "server/jaxd_server/jax_handover.py",
+    "server/jaxd_server/jax_lowered.py",
     "server/jaxd_server/jax_private.py",
+    "server/jaxd_server/jax_programs.py",
+    "server/jaxd_server/made_up.py",
     "server/jaxd_server/marshal.py",
     "server/jaxd_server/parts.py",
+    "server/jaxd_server/result_forms.py",
     "server/jaxd_server/signature.py",
-    "server/jaxd_server/stock.py",
+    "server/jaxd_server/target.py",
+    "server/jaxd_server/tracer.py",
+    "server/jaxd_server/verification.py",
 )
 
 # Outside the server, the only files that may import jax inside a function. Everything else on the

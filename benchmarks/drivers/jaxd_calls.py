@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.answering import answer_requests, each, together
+from benchmarks.answering import answer_requests, each, p99, together
 from jaxd import persistent_call
 
 WINDOW = 64
@@ -47,6 +47,7 @@ def main() -> None:
     answer_requests(
         {
             "small": each(lambda: np.asarray(small(x))),
+            "small, p99": p99(lambda: np.asarray(small(x))),
             "large": each(lambda: np.asarray(large(big))),
             "one at a time": together(lambda calls: [small(x) for _ in range(calls)]),
             "submit": together(lambda calls: submit_all(small.submit, x, calls)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import Row
+from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.key import KEY
 from benchmarks.rows.large import LARGE_TCP, LARGE_UNIX
@@ -18,4 +19,7 @@ ROWS: tuple[Row, ...] = (
     LARGE_TCP,
     LARGE_UNIX,
     KEY,
+    RESTART,
+    DISPATCH,
+    BESIDE_BUILDS,
 )

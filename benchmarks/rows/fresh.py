@@ -8,11 +8,11 @@ from pathlib import Path
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.stage import Stage
 
-__all__ = ["FRESH_PROCESS", "FRESH_SCALAR"]
+__all__ = ["CACHE_EVERYTHING", "FRESH_PROCESS", "FRESH_SCALAR"]
 
 _PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 
-_CACHE_EVERYTHING = {
+CACHE_EVERYTHING = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
@@ -45,7 +45,7 @@ def _train_with_jaxd(mode: str) -> Callable[[Stage], Sampler]:
 
 def _train_with_disk_cache(stage: Stage) -> Sampler:
     folder = str(stage.directory / "jax-cache")
-    return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **_CACHE_EVERYTHING)(stage)
+    return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **CACHE_EVERYTHING)(stage)
 
 
 def _scalar_with_jaxd(stage: Stage) -> Sampler:

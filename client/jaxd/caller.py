@@ -139,15 +139,23 @@ class Caller:
             BaseException: what the function raised, in its own type where this process has it.
             JaxdError: when the call could not be made.
         """
+        value, frame = self.reply(call)
+        return self.outcome(call, value, frame.buffers)
+
+    def reply(self, call: Encoded) -> tuple[Any, Frame]:
+        """What the server says to a call: to the second one, when its worker ends during the first.
+
+        Raises:
+            JaxdError: when there is no reply.
+        """
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         try:
-            value, frame = self._request(call, deadline)
+            return self._request(call, deadline)
         except ConnectionLost:
             try:
-                value, frame = self._request(call, deadline)
+                return self._request(call, deadline)
             except ConnectionLost as error:
                 raise lost_twice(call) from error
-        return self.outcome(call, value, frame.buffers)
 
     def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
         """The reply of the worker, or of the one that takes its place."""
@@ -252,15 +260,18 @@ class Caller:
         return connection
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
-        """The server's answer to `statistics`, `info`, `why` or `recent`.
+        """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
 
         Raises:
             NoServer: when it cannot be reached.
+            JaxdError: what it says instead of an answer.
         """
         try:
             value, _ = self.connection().request(verb, args)
         except ConnectionLost:
             value, _ = self.connection().request(verb, args)
+        if value[0] == FAILED:
+            raise rebuild_failure(value[1])
         report: dict[str, Any] = json.loads(value)
         return report
 

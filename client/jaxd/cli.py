@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from jaxd.commands import doctor, start, status, stop, token, why
+from jaxd.commands import doctor, functions, start, status, stop, token, warm, why
 from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.terminal import Parser
 
 __all__ = ["main"]
 
@@ -22,6 +22,8 @@ _OWN = {
     "doctor": doctor,
     "token": token,
     "why": why,
+    "functions": functions,
+    "warm": warm,
 }
 
 _FAILED, _INTERRUPTED = 1, 130
@@ -31,6 +33,7 @@ examples:
   jaxd doctor           see whether all is well
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why
+  jaxd warm warm.lock   build ahead what was recorded
   jaxd serve --help     listen elsewhere, with a token
 """
 
@@ -39,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `why`), 130 after Ctrl-C.
+        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`), 130 after
+        Ctrl-C; `warm --record` and `cache`: that of the program they run.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
@@ -61,21 +65,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     if words and words[0] in FOREIGN:
         return run_foreign(words[0], words[1:])
+    words, program = _program_of(words)
     arguments = _parser().parse_args(words)
+    arguments.program = program
     code: int = arguments.run(arguments)
     sys.stdout.flush()  # a closed pipe shows here, and not after we have returned
     return code
 
 
-class _Parser(argparse.ArgumentParser):
-    """Ends a usage error, too, in the next thing to do."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"jaxd: {message}. See: {self.prog} --help\n")
+def _program_of(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words of ours, and those behind `--`: argparse would drop one that belongs to these."""
+    if words[:1] != ["warm"] or "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="jaxd",
         description="A warm JAX, one function call away.",
         epilog=_EXAMPLES,
@@ -83,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for name, summary in FOREIGN.items():
         commands.add_parser(name, help=summary)  # for the list only; they parse for themselves
     for name, command in _OWN.items():

@@ -15,16 +15,28 @@ class Statistics(NamedTuple):
         calls: calls that were answered, the failed ones included.
         failed_calls: calls that ended in an exception.
         traces: how often a function was traced.
+        lowers: how often what was traced was made into a program.
         compiles: how often XLA compiled a program.
-        executable_hits: calls that needed neither.
+        executable_hits: calls that needed none of these.
         executable_loads: executables that were loaded from disk.
+        programs_shared: executables that were traced, and whose program there was already: that of
+            another function, or one on disk.
+        xla_cache_hits: programs that jax found in its own cache on disk.
         executables: executables in memory.
+        programs: compiled programs in memory; several executables may share one.
         functions: functions that the server knows.
         values: arrays that are kept for clients.
         connections: open connections.
         bytes_received: by all connections.
         bytes_sent: by all connections.
-        build_s: seconds that tracing and compiling took.
+        disk_bytes: room that is taken on disk by what is kept for this server's machine.
+        disk_files: records that are kept there.
+        trace_s: seconds that tracing and lowering took.
+        compile_s: seconds that compiling took.
+        load_s: seconds that loading executables from disk took.
+        saved_s: seconds of tracing and compiling that client processes were spared: for each that
+            used an executable that it did not have built, what building it had cost, less what
+            loading it took.
         uptime_s: seconds since the worker started.
         epoch: the worker's generation: 1 for a server's first one.
     """
@@ -32,16 +44,25 @@ class Statistics(NamedTuple):
     calls: int
     failed_calls: int
     traces: int
+    lowers: int
     compiles: int
     executable_hits: int
     executable_loads: int
+    programs_shared: int
+    xla_cache_hits: int
     executables: int
+    programs: int
     functions: int
     values: int
     connections: int
     bytes_received: int
     bytes_sent: int
-    build_s: float
+    disk_bytes: int
+    disk_files: int
+    trace_s: float
+    compile_s: float
+    load_s: float
+    saved_s: float
     uptime_s: float
     epoch: int
 

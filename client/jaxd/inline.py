@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from jaxd.results import PRNGKeys, ResultsAs
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import NoServer
 
-__all__ = ["inline_function"]
+if TYPE_CHECKING:
+    from jaxd.warming import Warmed
+
+__all__ = ["inline_function", "warm_inline"]
 
 
 def inline_function(
@@ -24,6 +28,42 @@ def inline_function(
     Raises:
         NoServer: when this process has no jax to run it with.
     """
+    jitted: Callable[..., Any] = _jitted(function, options)
+    if not config and results != "numpy":
+        return jitted
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import jax
+
+        with _settings(config or {}):
+            result = jitted(*args, **kwargs)
+        return jax.tree.map(_to_numpy, result) if results == "numpy" else result
+
+    return call
+
+
+def warm_inline(
+    function: Callable[..., Any],
+    options: Options,
+    config: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Warmed:
+    """Compiles it in this process, for such arguments or for specs of them; runs nothing.
+
+    Raises:
+        NoServer: when this process has no jax to compile it with.
+    """
+    from jaxd.warming import Warmed
+
+    jitted = _jitted(function, options)
+    started = time.perf_counter()
+    with _settings(config):
+        jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
+    return Warmed("compile", time.perf_counter() - started)
+
+
+def _jitted(function: Callable[..., Any], options: Options) -> Any:
     try:
         import jax
     except ImportError as error:
@@ -31,18 +71,17 @@ def inline_function(
             "JAXD_INLINE=1 runs functions in this process, which has no jax. "
             "Run: pip install 'jaxd[server]', or unset JAXD_INLINE."
         ) from error
-    jitted = jax.jit(function, **options.jit_arguments())
-    if not config and results != "numpy":
-        return jitted
+    return jax.jit(function, **options.jit_arguments())
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as settings:
-            for name, value in (config or {}).items():
-                settings.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
-            result = jitted(*args, **kwargs)
-        return jax.tree.map(_to_numpy, result) if results == "numpy" else result
 
-    return call
+@contextmanager
+def _settings(config: Mapping[str, Any]) -> Iterator[None]:
+    import jax
+
+    with ExitStack() as settings:
+        for name, value in config.items():
+            settings.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+        yield
 
 
 def _to_numpy(leaf: Any) -> Any:

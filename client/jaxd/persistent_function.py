@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
+    from jaxd.warming import Warmed
     from jaxd.why import Why
 
 __all__ = ["Manner", "PersistentFunction"]
@@ -175,6 +176,39 @@ class PersistentFunction(PlainInside, Generic[P, R]):
                 spec = self._identities.settle(spec, skeleton, config)
         return explain(caller, spec, self.__wrapped__, skeleton)
 
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
+        """Builds what a call with such arguments needs, or loads it; runs nothing.
+
+        Anything with `shape` and `dtype` stands for an array, also inside of trees; numbers and
+        static arguments are given as they are.
+
+        Raises:
+            BaseException: what the function raises while it is traced.
+            JaxdError: when it cannot be built; see `jaxd.errors`.
+        """
+        from jaxd.warming import encode_warming, warm
+
+        caller = self._find_caller()
+        if caller is None:
+            return self._warm_inline(args, kwargs)
+        config = self._current_config()
+        spec = self._identities.spec(config)
+        call = encode_warming(caller, spec, args, kwargs, self._manner.strict)
+        return warm(caller, self._settled(caller, call, config))
+
+    def clear(self) -> int:
+        """Has the server forget what it built of the function; returns how many programs.
+
+        On disk as well. The next call builds anew. Versions of the function that are no more,
+        and those under jax settings that it was not called with here, stay.
+
+        Raises:
+            NoServer: when there is no server, as with `JAXD_INLINE=1`.
+        """
+        from jaxd.warming import forget
+
+        return forget(self._find_caller(), self._spec(self._current_config()))
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
         return self if instance is None else MethodType(self, instance)
@@ -190,6 +224,11 @@ class PersistentFunction(PlainInside, Generic[P, R]):
                 self.__wrapped__, self._options, self._manner.config, self._manner.results
             )
         return self._inline(*args, **kwargs)
+
+    def _warm_inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
+        from jaxd.inline import warm_inline
+
+        return warm_inline(self.__wrapped__, self._options, self._manner.config, args, kwargs)
 
     def _submit(
         self,
@@ -221,8 +260,12 @@ class PersistentFunction(PlainInside, Generic[P, R]):
         spec = self._identities.spec(config)
         _, results, timeout_s, strict = self._manner
         call = caller.encode(spec, args, kwargs, timeout_s, results, strict)
-        settled = self._identities.settle(spec, call.skeleton, config)
-        if settled is spec:
+        return self._settled(caller, call, config)
+
+    def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
+        """The call, of the function as calls with such arguments mean it."""
+        settled = self._identities.settle(call.spec, call.skeleton, config)
+        if settled is call.spec:
             return call
         caller.remember(settled)
         return call._replace(spec=settled)

@@ -39,6 +39,11 @@ class Admission:
         """Whether new calls are refused."""
         return self._draining
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are running."""
+        return bool(self._running)
+
     def enter(self, function: str, deadline: float | None) -> Running:
         """Admits a call; `leave` ends it.
 

@@ -6,14 +6,15 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.terminal import Parser
 from jaxd_protocol.tokens import default_token_file
 from jaxd_server.options import ServerOptions
 
-__all__ = ["parse_arguments"]
+__all__ = ["parse_arguments", "parse_size"]
 
 _EXAMPLES = """\
 examples:
@@ -50,15 +51,8 @@ def _token_file_of_environment() -> str | None:
     return os.environ.get("JAXD_TOKEN_FILE") or (default if os.path.exists(default) else None)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Ends a usage error, too, in the next thing to do."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"jaxd: {message}. See: {self.prog} --help\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="jaxd serve",
         description="Own the accelerator, keep compiled functions warm, and answer calls.",
         epilog=_EXAMPLES,
@@ -69,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_places(parser.add_argument_group("where"))
     _add_trust(parser.add_argument_group("who may connect"))
     _add_limits(parser.add_argument_group("how much"))
+    _add_program_limits(parser.add_argument_group("how many programs stay in memory"))
     _add_lifetime(parser.add_argument_group("how long, and what is said"))
     return parser
 
@@ -87,6 +82,13 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="socket of `jaxd status` and `jaxd stop` (default: beside the first "
         "address if that is a Unix socket, else in this environment's own directory)",
+    )
+    group.add_argument(
+        "--cache-dir",
+        type=_folder,
+        metavar="PATH",
+        help="where compiled programs are kept over restarts, or `none` "
+        "(default: JAXD_CACHE_DIR, else ~/.cache/jaxd)",
     )
 
 
@@ -112,12 +114,33 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     def add(name: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
         group.add_argument(name, type=kind, metavar=metavar, help=text)
 
-    add("--max-frame-bytes", _size, "SIZE", "largest message received, such as 512M (default: 8G)")
-    add("--max-result-bytes", _size, "SIZE", "largest result sent (default: 8G)")
-    add("--budget-bytes", _size, "SIZE", "messages in memory (default: a quarter of the memory)")
+    def add_size(name: str, text: str) -> None:
+        add(name, parse_size, "SIZE", text)
+
+    add_size("--max-frame-bytes", "largest message received, such as 512M (default: 8G)")
+    add_size("--max-result-bytes", "largest result sent (default: 8G)")
+    add_size("--budget-bytes", "messages in memory (default: a quarter of the memory)")
+    add_size("--disk-bytes", "kept in the cache folder (default: 10G)")
     add("--slots", _count, "N", "calls in flight on one connection (default: 32)")
     add("--threads", _count, "N", "calls that run at the same time (default: 8)")
     add("--builds", _count, "N", "compilations at the same time (default: half of the cores)")
+
+
+def _add_program_limits(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
+        group.add_argument(name, type=kind, metavar=metavar, help=text)
+
+    add("--max-executables", _count, "N", "executables, whatever their size (default: 400)")
+    add("--program-bytes", parse_size, "SIZE", "of this process (default: a quarter of the memory)")
+    add("--device-program-bytes", parse_size, "SIZE", "of the device (default: a tenth of it)")
+    add("--map-share", _share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
+    add(
+        "--principal-share",
+        _share,
+        "SHARE",
+        "of all this, what a client's user keeps when others need room; at most an equal part "
+        "for each (default: 0.5)",
+    )
 
 
 def _add_lifetime(group: argparse._ArgumentGroup) -> None:
@@ -127,6 +150,12 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
     add("--idle-timeout-s", "stop after this long without connections and calls (default: never)")
     add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
     add("--session-grace-s", "keep what a client left on the server this long (default: 60)")
+    group.add_argument(
+        "--trace-in",
+        choices=("auto", "worker", "tracer"),
+        help="where functions are traced: in the worker, in a process beside it, or (auto) beside "
+        "it when several clients are connected; on GPU and TPU always in the worker",
+    )
     group.add_argument(
         "--log-format",
         choices=("text", "json"),
@@ -145,7 +174,17 @@ def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def _size(text: str) -> int:
+def _folder(text: str) -> str:
+    """An absolute path: the worker may run in another folder. `none` stays what it is."""
+    return text if text == "none" else os.path.abspath(os.path.expanduser(text))
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a word such as `4096`, `512M` or `8GiB` stands for.
+
+    Raises:
+        argparse.ArgumentTypeError: when it is no size.
+    """
     match = re.fullmatch(r"(\d+)([KMGT]?)(?:iB|B)?", text.strip())
     if not match or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 512M or 8GiB")
@@ -156,6 +195,16 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.5")
+    return share
 
 
 def _seconds(text: str) -> float:

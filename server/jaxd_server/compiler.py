@@ -1,8 +1,7 @@
-"""From a function and its arguments to an executable: trace, lower, compile.
+"""From a function and its arguments to a program: trace, lower, and compile what nobody has yet.
 
-Each executable has a function object of its own. jax keys its caches on the identity of that
-object, so dropping the executable frees the compiled program, and two executables never share an
-entry that only one of them should have.
+Each function is traced through a function object of its own. jax keys its caches on the identity
+of that object, so nothing of one build is found by another, whose settings may be others.
 """
 
 from __future__ import annotations
@@ -11,126 +10,144 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import monitoring
 
-from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.functions import Function
-from jaxd_server.jax_config import configured, restore_defaults
+from jaxd_protocol.calls import Options
+from jaxd_protocol.errors import ConfigurationError, InternalError
+from jaxd_server import jax_programs
+from jaxd_server.jax_config import pinned, restore_defaults
+from jaxd_server.jax_disk_cache import Compilations
+from jaxd_server.jax_handover import unpack_lowered
+from jaxd_server.jax_programs import Obstacle
+from jaxd_server.marshal import Arguments
+from jaxd_server.memory import resident_bytes
+from jaxd_server.programs import Program
 from jaxd_server.progress import Emit
+from jaxd_server.result_forms import ResultForm, result_form
 from jaxd_server.statistics import Counters
 
-__all__ = ["Compiler", "Executable"]
-
-_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+__all__ = ["Compiler", "LoweredFunction"]
 
 
-class Executable:
-    """A compiled program for one function and one signature.
+@dataclass(frozen=True, slots=True)
+class LoweredFunction:
+    """A function that was traced and lowered for one signature.
 
     Attributes:
-        name: what people call the function.
-        build_s: seconds that tracing and compiling took.
-        calls: how many it has answered.
-        run_s: seconds that a call takes, smoothed over the last ones; None before the second.
-        last_use: `time.monotonic()` of the last call.
-        memo: where the result packer keeps what it learnt about the result's structure.
+        program: sixteen bytes that equal programs have in common.
+        obstacle: why the program can be neither shared nor kept, if so.
+        form: how its results travel.
+        structure: jax's structure of its results.
+        trace_s: seconds that this took.
+        lowered: jax's own, or the bytes of one that another process has lowered.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_config",
-        "_jitted",
-        "build_s",
-        "calls",
-        "last_use",
-        "memo",
-        "name",
-        "run_s",
-    )
-
-    def __init__(self, name: str, jitted: Any, config: tuple[tuple[str, Any], ...]) -> None:
-        self.name = name
-        self.build_s = 0.0
-        self.run_s: float | None = None
-        self.calls = 0
-        self.last_use = time.monotonic()
-        self.memo: Any = None
-        self._jitted = jitted
-        self._config = config
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it; jax may return before the device is done."""
-        if self._config:
-            with configured(self._config):
-                return self._jitted(*args, **kwargs)
-        return self._jitted(*args, **kwargs)
-
-    def took(self, seconds: float) -> None:
-        """Notes how long a call took, its result's way home included."""
-        self.last_use = time.monotonic()
-        self.calls += 1
-        if self.calls > 1:  # the first one pays for initialisation
-            self.run_s = seconds if self.run_s is None else 0.75 * self.run_s + 0.25 * seconds
+    program: bytes
+    obstacle: Obstacle | None
+    form: ResultForm
+    structure: Any
+    trace_s: float
+    lowered: Any
 
 
 class Compiler:
-    """Builds executables, a few at a time.
+    """Traces, lowers and compiles, a few functions at a time.
 
     Args:
-        counters: where traces and compiles are counted.
-        builds: how many may be built at once; XLA uses all cores for each anyway.
+        counters: where traces, lowerings and compilations are counted.
+        builds: how many functions at once; XLA uses all cores for each anyway.
     """
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
         self._room = threading.BoundedSemaphore(builds)
-        monitoring.register_event_duration_secs_listener(self._on_event)
+        self._compilations = Compilations(
+            lambda seconds: counters.add(compiles=1),
+            lambda: counters.add(xla_cache_hits=1),
+        )
 
     def close(self) -> None:
         """Stops listening to jax."""
-        monitoring.unregister_event_duration_listener(self._on_event)
+        self._compilations.close()
 
-    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
-        # jax calls this in the thread that compiles
-        if event == _COMPILE_EVENT:
-            self._counters.add(compiles=1)
+    def room(self) -> threading.BoundedSemaphore:
+        """To be held while something is built."""
+        return self._room
 
-    def build(
-        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], emit: Emit
-    ) -> Executable:
-        """An executable for these arguments.
+    def lower(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: Options,
+        arguments: Arguments,
+        structure: Any,
+        emit: Emit,
+    ) -> LoweredFunction:
+        """Traces and lowers a function.
+
+        Args:
+            function: what is traced.
+            name: what people call it.
+            options: how it is to be compiled.
+            arguments: those of the call, static ones included.
+            structure: jax's structure of the traced ones, as the program will be called.
+            emit: told of the stage.
 
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
+            ResultError: when its result cannot travel.
         """
-        with self._room:
-            started = time.monotonic()
-            try:
-                with configured(function.options.config):
-                    jitted = self._compiled(function, args, kwargs, emit)
-            finally:
-                changed = restore_defaults()
-            if changed:
-                raise _changed_settings(function.name, changed)
-            executable = Executable(function.name, jitted, function.options.config)
-            executable.build_s = time.monotonic() - started
-        self._counters.add(build_s=executable.build_s)
-        emit("stage", {"stage": "run", "function": function.name})
-        return executable
+        started = time.monotonic()
+        emit("stage", {"stage": "trace", "function": name})
+        try:
+            with pinned(options.config):
+                jitted = jax.jit(self._private(function), **options.jit_arguments())
+                args, kwargs = arguments
+                lowered = jitted.lower(*args, **kwargs)
+                self._counters.add(lowers=1)
+                program, obstacle = jax_programs.program_id(lowered, options)
+        finally:
+            changed = restore_defaults()
+        if changed:
+            raise _changed_settings(name, changed)
+        if jax_programs.in_structure(lowered) != structure:
+            raise InternalError(
+                f"jax takes the arguments of {name} in another order than jaxd passes them. "
+                "Please report this with the arguments of the call."
+            )
+        form = result_form(jax_programs.out_leaves(lowered), lowered.out_tree)
+        took = time.monotonic() - started
+        self._counters.add(trace_s=took)
+        return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
 
-    def _compiled(
-        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], emit: Emit
-    ) -> Any:
-        """A jitted function that has been compiled for these arguments."""
-        jitted = jax.jit(self._private(function.function), **function.options.jit_arguments())
-        emit("stage", {"stage": "trace", "function": function.name})
-        lowered = jitted.lower(*args, **kwargs)
-        emit("stage", {"stage": "compile", "function": function.name})
-        lowered.compile()
-        return jitted
+    def compile(
+        self, function: LoweredFunction, name: str, options: Options, emit: Emit
+    ) -> Program:
+        """Compiles a lowered function.
+
+        Raises:
+            Exception: what jax raises.
+        """
+        emit("stage", {"stage": "compile", "function": name})
+        started, before = time.monotonic(), resident_bytes()
+        with pinned(options.config):
+            lowered = function.lowered
+            if isinstance(lowered, bytes):
+                lowered = unpack_lowered(lowered)
+            compiled = jax_programs.compile_flat(lowered)
+        took = time.monotonic() - started
+        self._counters.add(compile_s=took)
+        return Program(
+            function.program,
+            compiled,
+            compile_s=took,
+            host_bytes=max(0, resident_bytes() - before),
+            device_bytes=jax_programs.device_bytes(compiled),
+            devices=jax_programs.device_ids(lowered),
+        )
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -10,12 +10,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT, Options
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT, WARM
 from jaxd_protocol.errors import (
     ConnectionLost,
     InternalError,
@@ -24,17 +24,17 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.failures import describe_failure, rebuild_failure
-from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
+from jaxd_server.asking import Asking
 from jaxd_server.budget import Budget, Share
 from jaxd_server.executables import Plan
-from jaxd_server.functions import Described
-from jaxd_server.inquiry import answer_inquiry
 from jaxd_server.logs import log_event
+from jaxd_server.operations import INQUIRIES, OPERATIONS, Answer, Operations
 from jaxd_server.outbox import Outbox
-from jaxd_server.pipeline import Call, Pipeline, Reply
+from jaxd_server.pipeline import Call, Pipeline
 from jaxd_server.readership import Readership, Sentry
+from jaxd_server.sessions import Session
 from jaxd_server.traffic import Traffic
 
 __all__ = ["ServerConnection", "Workshop"]
@@ -55,8 +55,9 @@ class Workshop:
 
     Attributes:
         pipeline: answers calls.
+        operations: answers who looks after the server.
         runners: threads for warm calls that take a while.
-        builders: threads for calls that may have to build an executable first.
+        builders: threads for calls that may have to build an executable first, and operations.
         sentry: looks after the readers.
         budget: bytes held by all connections.
         traffic: counts the bytes of all connections.
@@ -66,6 +67,7 @@ class Workshop:
     """
 
     pipeline: Pipeline
+    operations: Operations
     runners: Executor
     builders: Executor
     sentry: Sentry
@@ -80,8 +82,11 @@ class Workshop:
 class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
 
-    def __init__(self, root: object, stream: BulkStream, workshop: Workshop) -> None:
+    def __init__(
+        self, root: object, stream: BulkStream, workshop: Workshop, session: Session
+    ) -> None:
         self._workshop = workshop
+        self._session = session
         self._share = Share(workshop.budget, workshop.slots)
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
@@ -125,14 +130,22 @@ class ServerConnection(BulkConnection):
         """Starts a call, or answers a question about the server at once."""
         if verb == "call":
             return self._on_call(seq, args, frame)
+        if verb in OPERATIONS or verb in INQUIRIES:
+            return self._on_operation(seq, verb, args)
         self._share.settle()
         if verb in ("statistics", "info"):
             return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
-        if verb in ("why", "recent"):
-            pipeline = self._workshop.pipeline
-            answer = answer_inquiry(pipeline.decisions, pipeline.executables, verb, args)
-            return self.send_reply(seq, json.dumps(answer))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
+
+    def _on_operation(self, seq: int, verb: str, args: tuple[Value, ...]) -> None:
+        """Counts as a call, so that the server does not end before its reply is sent."""
+        nbytes = self._share.begin()
+        work = partial(self._workshop.operations.answer, verb, args)
+        try:
+            self._workshop.builders.submit(self._answer_elsewhere, seq, work, nbytes)
+        except BaseException:
+            self._share.end(nbytes)
+            raise
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         try:
@@ -141,17 +154,20 @@ class ServerConnection(BulkConnection):
             raise ProtocolError("a call does not have the five values that it should.") from error
         nbytes = self._share.begin()
         try:
-            source = _Asking(self, seq)
+            source = Asking(self, seq)
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             repeatable = bool(flags & MAY_REPEAT)
             call = Call(
                 key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
             )
             call.strict = bool(flags & STRICT)
+            call.warm_only = bool(flags & WARM)
+            call.session = self._session
             plan = self._workshop.pipeline.plan(key, skeleton)
-            is_quick = not call.strict and self._is_quick(plan)
+            is_quick = flags <= MAY_REPEAT and self._is_quick(plan)
             if not is_quick:
-                self._pool(plan).submit(self._answer_elsewhere, call, plan, nbytes)
+                work = partial(self._workshop.pipeline.answer, call, plan)
+                self._pool(plan).submit(self._answer_elsewhere, seq, work, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -177,15 +193,13 @@ class ServerConnection(BulkConnection):
         if not self._channel.reader.has_input():
             self._patience.wait()
 
-    def _answer_elsewhere(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+    def _answer_elsewhere(self, seq: int, work: Callable[[], Answer], nbytes: int) -> None:
         """In a thread of a pool, which must not wait for a client that does not read."""
-        reply = self._workshop.pipeline.answer(call, plan)
-        self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
+        self._outbox.put(partial(self._send_answer, seq, work(), nbytes))
 
-    def _send_answer(self, seq: int, reply: Reply, nbytes: int) -> None:
-        value: Value
+    def _send_answer(self, seq: int, answer: Answer, nbytes: int) -> None:
         try:
-            value, buffers = reply
+            value, buffers = answer
             size = sum(map(len, buffers))
             if size > self._workshop.max_result_bytes:
                 value, buffers = self._over_limit(size), ()
@@ -278,31 +292,3 @@ class ServerConnection(BulkConnection):
             question.set_exception(ProtocolError(f"the client could not answer: {value}"))
         else:
             question.set_result((value, frame))
-
-
-class _Asking:
-    """The client of one open call: a source of functions and a listener to events."""
-
-    __slots__ = ("_connection", "_number", "owner")
-
-    def __init__(self, connection: ServerConnection, number: int) -> None:
-        self._connection = connection
-        self._number = number
-        self.owner = connection.owner
-
-    def describe(self, key: bytes) -> Described:
-        (name, options, message), _ = self._connection.ask("describe", key)
-        meaning = Meaning.from_message(message)
-        return Described(meaning.fingerprint, name, Options.from_bytes(options), meaning)
-
-    def code(self, fingerprint: bytes) -> bytes | memoryview:
-        _, frame = self._connection.ask("code", fingerprint)
-        if len(frame.buffers) != 1:
-            raise ProtocolError("the client sent no code for a function that it called.")
-        return frame.buffers[0]
-
-    def waiting(self) -> AbstractContextManager[None]:
-        return self._connection.parked()
-
-    def emit(self, kind: str, content: dict[str, Any]) -> None:
-        self._connection.tell("event", self._number, kind, json.dumps(content))

@@ -142,7 +142,8 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             versions = welcome.pop("versions")
             finish_greeting(sock, versions, admitted.token, admitted.said, welcome)
             tune_socket(sock)
-            ServerConnection(self.service, BulkStream(sock), self._workshop).serve()
+            stream = BulkStream(sock)
+            ServerConnection(self.service, stream, self._workshop, session).serve()
         finally:
             self._sessions.leave(session)
         return None

@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jaxd_protocol.calls import Options, function_key
+from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_server.arrivals import Arrival, receive
 from jaxd_server.single_flight import SingleFlight
 from jaxd_server.skew import Difference, compare, refuse_missing
 
-__all__ = ["Described", "Function", "FunctionSource", "Functions"]
+__all__ = [
+    "Described",
+    "Function",
+    "FunctionReplaced",
+    "FunctionShelf",
+    "FunctionSource",
+    "Functions",
+]
 
 T = TypeVar("T")
 
@@ -39,21 +48,25 @@ class Described(NamedTuple):
     meaning: Meaning | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Function:
     """What a key stands for.
 
     Attributes:
         key: the name on the wire; one of its own for a function whose fingerprint is in doubt.
         described: what its client says of it.
-        arrival: the unpacked callable.
+        statics: which of its arguments are static.
+        parameters: names of its parameters, see `parameter_names`.
         differences: packages of its client that are others here.
+        arrival: the unpacked callable; None as long as nobody needed it.
     """
 
     key: bytes
     described: Described
-    arrival: Arrival
+    statics: Statics = NO_STATICS
+    parameters: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
+    arrival: Arrival | None = None
 
     @property
     def name(self) -> str:
@@ -67,8 +80,20 @@ class Function:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The unpacked callable."""
+        """The unpacked callable, once it is."""
+        assert self.arrival is not None, "Functions.unpack comes first"
         return self.arrival.function
+
+    @property
+    def doubt(self) -> str | None:
+        """Why it is not what its key says; None when it is."""
+        return None if self.arrival is None else self.arrival.doubt
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether its key means the same in every process, so that it may be kept on disk."""
+        meaning = self.described.meaning
+        return meaning is not None and meaning.shared and self.doubt is None
 
 
 class FunctionSource(Protocol):
@@ -88,6 +113,26 @@ class FunctionSource(Protocol):
         """Within it the call waits for an answer of its client, or of another call's client."""
 
 
+class FunctionShelf(Protocol):
+    """Functions as an earlier process has left them."""
+
+    def function(self, key: bytes) -> Function | None:
+        """What a key stands for, not unpacked."""
+
+    def code(self, fingerprint: bytes) -> bytes | None:
+        """The packed function."""
+
+    def keep_code(self, fingerprint: bytes, code: bytes) -> None:
+        """Takes the packed function of a fingerprint that was checked."""
+
+    def forget_function(self, function: Function) -> None:
+        """Removes a function that turned out to be another one than was thought."""
+
+
+class FunctionReplaced(Exception):
+    """What was kept of a function is in doubt; the next `Functions.obtain` has another one."""
+
+
 class Functions:
     """The functions that were asked for last; safe from any thread.
 
@@ -95,10 +140,12 @@ class Functions:
 
     Args:
         limit: how many to keep.
+        shelf: what is kept of functions on disk; None where nothing is.
     """
 
-    def __init__(self, limit: int = 1000) -> None:
+    def __init__(self, limit: int = 1000, shelf: FunctionShelf | None = None) -> None:
         self._limit = limit
+        self._shelf = shelf
         self._functions: OrderedDict[bytes, Function] = OrderedDict()
         self._arrivals: OrderedDict[bytes, Arrival] = OrderedDict()
         self._lock = threading.Lock()  # guards both tables
@@ -145,19 +192,53 @@ class Functions:
         return value
 
     def _fetch(self, key: bytes, source: FunctionSource) -> Function:
+        kept = self._shelf.function(key) if self._shelf else None
+        if kept is not None:
+            return self._keep(self._functions, key, self._compared(kept))
+        return self._ask(key, source)
+
+    def _ask(self, key: bytes, source: FunctionSource) -> Function:
         described = source.describe(key)
         if function_key(described.fingerprint, described.options) != key:
             raise ProtocolError(
                 "the client described another function than the one it called. "
                 "Install the same jaxd on both sides."
             )
-        meaning = described.meaning
-        differences = compare(described.name, meaning.packages if meaning else {})
-        refuse_missing(differences)  # before unpacking stumbles over it
-        arrival = self._arrival(described, source)
+        function = self._compared(Function(key, described))
+        arrival = function.arrival = self._arrival(described, source)
+        function.statics = statics_of(arrival.function, described.options)
+        function.parameters = parameter_names(arrival.function)
         if arrival.doubt is not None:
-            key = _private(key, source.owner)
-        return self._keep(self._functions, key, Function(key, described, arrival, differences))
+            function.key = _private(key, source.owner)
+        return self._keep(self._functions, function.key, function)
+
+    def _compared(self, function: Function) -> Function:
+        """With its differences; raises `MissingPackage` before unpacking stumbles over one."""
+        meaning = function.described.meaning
+        function.differences = compare(function.name, meaning.packages if meaning else {})
+        refuse_missing(function.differences)
+        return function
+
+    def unpack(self, function: Function, source: FunctionSource) -> None:
+        """Fills in the callable of a function that `obtain` returned.
+
+        Raises:
+            FunctionReplaced: when what was kept of it is in doubt.
+            Exception: whatever unpacking raises, such as ImportError.
+        """
+        if function.arrival is not None:
+            return
+        with source.waiting():
+            arrival = self._arrival(function.described, source)
+            if arrival.doubt is None:
+                function.arrival = arrival
+                return
+            with self._lock:
+                self._functions.pop(function.key, None)
+            if self._shelf is not None:
+                self._shelf.forget_function(function)
+            self._ask(function.key, source)
+        raise FunctionReplaced(function.name)
 
     def _arrival(self, described: Described, source: FunctionSource) -> Arrival:
         """The code; asked for once, however many ask, unless it is in doubt."""
@@ -177,11 +258,27 @@ class Functions:
         known = self._find(self._arrivals, fingerprint)
         if known is not None:  # while this one waited for its turn
             return source.owner, known
-        data = source.code(fingerprint)
-        arrival = receive(described.name, described.meaning, fingerprint, data)
+        arrival = self._unpack_kept(described)
+        if arrival is None:
+            data = source.code(fingerprint)
+            arrival = receive(described.name, described.meaning, fingerprint, data)
+            is_right = arrival.doubt is None and described.meaning and described.meaning.shared
+            if self._shelf and is_right:
+                self._shelf.keep_code(fingerprint, bytes(data))
         if arrival.doubt is None:
             self._keep(self._arrivals, fingerprint, arrival)
         return source.owner, arrival
+
+    def _unpack_kept(self, described: Described) -> Arrival | None:
+        """From the code on disk; None when there is none, or it can no longer be unpacked."""
+        fingerprint = described.fingerprint
+        kept = self._shelf.code(fingerprint) if self._shelf else None
+        if kept is None:
+            return None
+        try:
+            return receive(described.name, described.meaning, fingerprint, kept)
+        except Exception:  # noqa: BLE001  its client is asked instead, and told what is wrong
+            return None
 
 
 def _private(key: bytes, owner: bytes) -> bytes:

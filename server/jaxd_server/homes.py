@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.trees.references import mark_of
@@ -64,6 +64,19 @@ class Homes:
         with self._lock:
             places = self._places.get(id(value), {})
             return tuple(reversed(places.items()))[:_MOST_NAMED]
+
+    def at(self, places: Iterable[tuple[bytes, int]]) -> Any:
+        """The object that `of` named so, here or in another process.
+
+        Raises:
+            LookupError: when none of these functions is here, or not any more.
+        """
+        with self._lock:
+            for mark, number in places:
+                objects = self._arrived.get(mark, ())
+                if 0 <= number < len(objects):
+                    return objects[number]
+        raise LookupError("no function is here that reaches it")
 
 
 homes: Final = Homes()

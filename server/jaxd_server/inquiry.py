@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.argument_differences import argument_differences
 from jaxd_protocol.descriptions import Description
@@ -13,13 +13,35 @@ from jaxd_protocol.trees.forms import Argument, argument_forms
 from jaxd_server.advice import advice_for
 from jaxd_server.decisions import Decisions
 from jaxd_server.executables import Executables
-from jaxd_server.ledger import Built, Record, Verdict
+from jaxd_server.ledger import Built, Ledger, Record, Verdict
 from jaxd_server.reasons import Reason, reason_for, versions_of
+from jaxd_server.shelf import Shelf
 
 __all__ = ["answer_inquiry"]
 
-_WARM = "a compiled program for these arguments is ready"
-_ANY_WARM = "compiled programs are ready, and calls with their arguments compile nothing"
+_TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
+    "hit": (
+        "a compiled program for these arguments is ready",
+        "compiled programs are ready, and calls with their arguments compile nothing",
+    ),
+    "load": (
+        "a compiled program for these arguments is on disk",
+        "compiled programs are on disk, and calls with their arguments compile nothing",
+    ),
+}
+"""What is said of a verdict: when there are arguments, and when there are none."""
+
+_OBSTACLES: Final = {
+    "callbacks": "calls back into Python",
+    "effects": "has ordered effects",
+    "constants": "takes constants as arguments",
+    "references": "has mutable references",
+    "targets": "calls native code that is not jax's own",
+    "types": "has element types that are not jax's own",
+    "unknown": "holds something that this version of jax does not let jaxd look at",
+    "tokens": "returns objects that only its own worker has",
+    "unwritten": "is one that jax cannot write (the server's log says why)",
+}
 _PICKLED = (
     "An argument holds an object that travels as a pickle. Whether the program fits it shows only "
     "when a call brings it."
@@ -27,7 +49,11 @@ _PICKLED = (
 
 
 def answer_inquiry(
-    decisions: Decisions, executables: Executables, verb: str, args: tuple[Any, ...]
+    decisions: Decisions,
+    executables: Executables,
+    shelf: Shelf | None,
+    verb: str,
+    args: tuple[Any, ...],
 ) -> dict[str, Any]:
     """The answer to `why` or `recent`, for JSON.
 
@@ -43,28 +69,36 @@ def answer_inquiry(
         raise ProtocolError("a question about builds cannot be read.") from error
     if type(key) is not bytes or type(skeleton) not in (bytes, type(None)):
         raise ProtocolError("a question about builds has other types.")
-    return _why(decisions, executables, key, skeleton, Description.from_message(message))
+    plan = None if skeleton is None else executables.plan(key, skeleton)
+    is_planned = plan is not None and plan.executable is not None
+    return _why(
+        decisions.ledger, shelf, key, skeleton, Description.from_message(message), is_planned
+    )
 
 
 def _why(
-    decisions: Decisions,
-    executables: Executables,
+    ledger: Ledger,
+    shelf: Shelf | None,
     key: bytes,
     skeleton: bytes | None,
     described: Description,
+    is_planned: bool,
 ) -> dict[str, Any]:
-    ledger = decisions.ledger
     arguments = None if skeleton is None else argument_forms(skeleton, described.parameters)
     record = ledger.find(key)
-    ready = _ready(record, arguments)
-    plan = None if skeleton is None else executables.plan(key, skeleton)
-    is_warm = bool(ready) or (plan is not None and plan.executable is not None)
-    verdict: Verdict = "hit" if is_warm else "compile"
-    reason = Reason() if is_warm else reason_for(ledger, key, described, arguments)
-    text = (_ANY_WARM if arguments is None else _WARM) if is_warm else reason.text
+    fitting = _fitting(record, arguments)
+    ready = [built for built in fitting if built.is_warm]
+    kept = [] if ready or shelf is None else [one for one in fitting if _is_kept(shelf, one)]
+    verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
+    reason = Reason() if verdict != "compile" else reason_for(ledger, key, described, arguments)
+    text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
     advice = advice_for(about, versions_of(ledger, described)) if about else []
-    texts = [one.text for one in advice] + ([_PICKLED] if is_warm and _pickled(arguments) else [])
+    texts = [one.text for one in advice]
+    if verdict == "compile":
+        texts += _not_kept(fitting)
+    elif _pickled(arguments):
+        texts.append(_PICKLED)
     return {
         "verdict": verdict,
         "function": described.name,
@@ -74,17 +108,31 @@ def _why(
         "nearest": _nearest(reason, key),
         "differences": [each.to_dict() for each in reason.differences],
         "advice": texts,
-        "programs": [_program(built) for built in ready],
+        "programs": [_program(built) for built in ready or kept],
     }
 
 
-def _ready(record: Record | None, arguments: Mapping[str, Argument] | None) -> list[Built]:
-    """The programs that the server still has, for these arguments or for any."""
+def _fitting(record: Record | None, arguments: Mapping[str, Argument] | None) -> list[Built]:
+    """The programs that were made for these arguments, or for any."""
     return [
         built
         for built in (record.built if record else ())
-        if built.is_warm
-        and (arguments is None or not argument_differences(built.arguments, arguments))
+        if arguments is None or not argument_differences(built.arguments, arguments)
+    ]
+
+
+def _is_kept(shelf: Shelf, built: Built) -> bool:
+    """Whether the program is on disk, as far as can be told without loading it."""
+    return bool(built.name) and shelf.has(built.name)
+
+
+def _not_kept(fitting: list[Built]) -> list[str]:
+    """Why programs that were made before have to be made again."""
+    obstacles = dict.fromkeys(built.obstacle for built in fitting if built.obstacle)
+    return [
+        f"Its program {_OBSTACLES.get(obstacle, obstacle)}, so it cannot be kept on disk: each "
+        "new worker makes it again."
+        for obstacle in obstacles
     ]
 
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_server.jax_private import setting
 
-__all__ = ["CONTEXTS", "begin_with_defaults", "configured", "restore_defaults"]
+__all__ = ["CONTEXTS", "Config", "begin_with_defaults", "configured", "pinned", "restore_defaults"]
 
 Config = tuple[tuple[str, Any], ...]
 
@@ -62,5 +63,22 @@ def configured(config: Config) -> AbstractContextManager[Any]:
         return _NOTHING
     with ExitStack() as stack:
         for name, value in config:
+            stack.enter_context(CONTEXTS[name](value))
+        return stack.pop_all()
+
+
+def pinned(config: Config) -> AbstractContextManager[Any]:
+    """A context in which jax has these settings, and its defaults for all others that count.
+
+    For tracing: while a function is traced that sets something for the whole process, which is
+    undone and refused later, others are traced beside it.
+
+    Raises:
+        ValueError: when jax does not take a value; no setting stays behind then.
+    """
+    with ExitStack() as stack:
+        for name, value in CONFIG_FIXED.items():
+            stack.enter_context(setting(name)(value))
+        for name, value in {**CONFIG_DEFAULTS, **dict(config)}.items():
             stack.enter_context(CONTEXTS[name](value))
         return stack.pop_all()

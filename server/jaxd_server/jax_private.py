@@ -5,14 +5,40 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/test_jax_private.py.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax._src.array import ArrayImpl
+from jax._src.config import config_states
 from jax._src.random import prng
 
-__all__ = ["is_key_array", "key_array", "key_data", "key_impl", "live_executables", "weak_array"]
+__all__ = [
+    "KeySpec",
+    "is_key_array",
+    "key_array",
+    "key_data",
+    "key_spec",
+    "live_executables",
+    "setting",
+    "weak_array",
+]
+
+
+class KeySpec(NamedTuple):
+    """What the numbers of a typed key array look like.
+
+    Attributes:
+        impl: the name of the PRNG implementation.
+        dtype: name of the numbers' dtype.
+        shape: of the numbers: the key array's own, then that of one key.
+    """
+
+    impl: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def is_key_array(value: Any) -> bool:
@@ -20,9 +46,12 @@ def is_key_array(value: Any) -> bool:
     return isinstance(value, prng.PRNGKeyArray)
 
 
-def key_impl(value: Any) -> str:
-    """The name of the PRNG implementation of a typed key array."""
-    return str(value._impl.name)
+def key_spec(aval: Any) -> KeySpec | None:
+    """What is in an array of that abstract value, if that is typed keys."""
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return None
+    impl = aval.dtype._impl
+    return KeySpec(str(impl.name), "uint32", (*aval.shape, *impl.key_shape))
 
 
 def key_data(value: Any) -> Any:
@@ -40,6 +69,12 @@ def weak_array(data: Any) -> Any:
     with jax.enable_x64(True):
         strong = jax.device_put(data)
     return ArrayImpl(strong.aval.update(weak_type=True), strong.sharding, [strong], committed=False)
+
+
+def setting(name: str) -> Callable[[Any], AbstractContextManager[Any]]:
+    """The context manager that sets one of jax's settings in one thread."""
+    context: Callable[[Any], AbstractContextManager[Any]] = config_states[name]
+    return context
 
 
 def live_executables() -> int:

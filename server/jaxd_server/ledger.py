@@ -14,12 +14,12 @@ from typing import Final, Literal
 
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.trees.forms import Argument, argument_forms
-from jaxd_server.compiler import Executable
+from jaxd_server.executable import Executable
 
 __all__ = ["Built", "Ledger", "Record", "Verdict"]
 
 Verdict = Literal["hit", "load", "compile"]
-"""What a call finds: a ready executable, one on disk, or none. Nothing is kept on disk so far."""
+"""What a call finds: a ready executable, one on disk, or none."""
 
 _PART_BYTES: Final = 150
 _SMALL_SKELETON: Final = 1 << 14
@@ -39,14 +39,18 @@ class Built:
         parameters: names of the function's parameters.
         seconds: how long it took.
         at: when, as `time.time()`.
-        executable: the program, as long as the server keeps it.
+        executable: the program, as long as the server keeps it; None when another process made it.
+        name: what it is kept by on disk; empty when it is not.
+        obstacle: why it cannot be kept there.
     """
 
     skeleton: bytes
     parameters: tuple[str, ...]
     seconds: float
     at: float
-    executable: weakref.ref[Executable]
+    executable: weakref.ref[Executable] | None = None
+    name: bytes = b""
+    obstacle: str | None = None
 
     @property
     def arguments(self) -> dict[str, Argument]:
@@ -58,13 +62,17 @@ class Built:
     @property
     def is_warm(self) -> bool:
         """Whether the server still has the program."""
-        return self.executable() is not None
+        return self._executable is not None
 
     @property
     def calls(self) -> int:
         """How many calls the program has answered; 0 when it is gone."""
-        executable = self.executable()
+        executable = self._executable
         return 0 if executable is None else executable.calls
+
+    @property
+    def _executable(self) -> Executable | None:
+        return None if self.executable is None else self.executable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,18 @@ class Ledger:
             ):
                 self._nbytes -= self._records.popitem(last=False)[1].nbytes
         return record
+
+    def attach(self, key: bytes, name: bytes, executable: Executable) -> None:
+        """Notes that a program that was made before is in memory again."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is not None:
+                here = weakref.ref(executable)
+                built = tuple(
+                    replace(one, executable=here) if one.name == name else one
+                    for one in record.built
+                )
+                self._records[key] = replace(record, built=built)
 
     def _with_shared_parts(self, description: Description) -> Description:
         """The same, in the memory of the last record with that name: most parts never change."""

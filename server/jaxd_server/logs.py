@@ -13,7 +13,9 @@ __all__ = ["configure", "log_event"]
 _logger = logging.getLogger("jaxd")
 
 
-def configure(log_format: Literal["text", "json"], process: Literal["host", "worker"]) -> None:
+def configure(
+    log_format: Literal["text", "json"], process: Literal["host", "tracer", "worker"]
+) -> None:
     """Sends what is logged under `jaxd` to stderr, each line marked with `process`.
 
     Calling it again replaces the earlier choice. Other loggers are left alone.

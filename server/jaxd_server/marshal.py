@@ -1,17 +1,17 @@
-"""Between the wire's trees and jax: arguments in, results out."""
+"""From the wire's trees to what jax takes: the arguments of a call."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.packing import unpack
+from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import (
     Layout,
     Leaf,
@@ -20,11 +20,23 @@ from jaxd_protocol.trees import (
     parse_skeleton,
     read_scalar,
 )
-from jaxd_protocol.trees.references import Reference
-from jaxd_server.jax_private import is_key_array, key_array, key_data, weak_array
-from jaxd_server.result_encoder import ResultEncoder, Slot
+from jaxd_protocol.trees.leaves import dtype_of
+from jaxd_server.jax_private import key_array, weak_array
 
-__all__ = ["ResultForm", "pack_result", "parse_arguments", "read_arguments", "result_form"]
+__all__ = [
+    "Arguments",
+    "call_order",
+    "dynamic",
+    "empty_leaves",
+    "jax_arrays",
+    "leaves_of",
+    "parse_arguments",
+    "read_leaves",
+    "structure_of",
+]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
 
 
 def parse_arguments(skeleton: bytes) -> Layout:
@@ -51,21 +63,17 @@ def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) ->
     return found
 
 
-def read_arguments(
-    layout: Layout, blob: bytes, buffers: Sequence[memoryview]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments, arrays as views of the received memory.
+def read_leaves(layout: Layout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+    """The leaves of a call's arguments, arrays as views of the received memory.
 
     Raises:
         ProtocolError: when the data does not fit the layout.
     """
     layout.check(blob, buffers)
-    leaves = [
+    return [
         _read(leaf, place, blob, buffers)
         for leaf, place in zip(layout.leaves, layout.places, strict=True)
     ]
-    args, kwargs = layout.build(leaves)
-    return args, kwargs
 
 
 def _read(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
@@ -81,91 +89,84 @@ def _read(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) 
     return read_scalar(tag, blob, place.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultForm:
-    """How the results of one executable travel; their structure is always the same.
-
-    Attributes:
-        structure: jax's tree structure.
-        skeleton: the same for the wire.
-        order: for each leaf on the wire, its index among jax's leaves.
-        places: where each leaf's bytes lie.
-        keys: whether there are PRNG keys among the leaves.
-    """
-
-    structure: Any
-    skeleton: bytes
-    order: tuple[int, ...]
-    places: tuple[Place, ...]
-    keys: bool
-
-
-def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
-    """Walks a result once.
-
-    Raises:
-        ResultError: when a node of it cannot travel.
-    """
-    slots = [Slot(index, leaf) for index, leaf in enumerate(leaves)]
-    encoder = ResultEncoder(leaves)
-    try:
-        encoder.node(jax.tree.unflatten(structure, slots))
-    except RecursionError as error:
-        raise ResultError(
-            "the function returned something that is nested too deeply, or holds itself. Return "
-            "dicts, lists and tuples of arrays from the function."
-        ) from error
-    skeleton = encoder.skeleton
-    layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
-    keys = any(leaf.tag == "K" for leaf in layout.leaves)
-    return ResultForm(structure, skeleton, tuple(encoder.order), layout.places, keys)
-
-
-class _AnyTuple:
-    """Takes the place of every class when only a layout's places are wanted."""
-
-
-class _Nothing:
-    """Takes the place of a client's own objects, in the same way."""
-
-    def getter(self, reference: Reference) -> Callable[[], Any]:
-        return lambda: None
-
-    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
-        return lambda aux, children: None
-
-    def structure(self, tree: Any) -> Any:
-        return None
-
-
-_ROW: Final = 16
-_PAD: Final = [bytes(n) for n in range(_ROW)]
-
-
-def pack_result(result: Any, form: ResultForm | None) -> tuple[ResultForm, bytes, list[memoryview]]:
-    """The result's form, blob and buffers; waits until the device is done.
+def empty_leaves(layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
+    """Leaves with the shapes and dtypes that a layout says, and zeros in place of the data.
 
     Args:
-        result: what the executable returned.
-        form: that of its last result.
+        layout: of a call whose program is wanted and nothing else.
+        buffers: those of its pickled leaves only.
 
     Raises:
-        ResultError: when it cannot travel.
-        Exception: what jax raises when the computation failed.
+        ProtocolError: when there are more or fewer buffers.
     """
-    leaves, structure = jax.tree.flatten(result)
-    if form is None or form.structure != structure:
-        form = result_form(leaves, structure)
-    blob: list[bytes] = []
-    buffers: list[memoryview] = []
-    end = 0
-    for index, place in zip(form.order, form.places, strict=True):
-        leaf = leaves[index]
-        data = key_data(leaf) if form.keys and is_key_array(leaf) else np.asarray(leaf)
-        if place.buffer >= 0:
-            buffers.append(np.ascontiguousarray(data).reshape(-1).view("u1").data)
-        else:
-            small = data.tobytes()
-            blob += (_PAD[place.offset - end], small)
-            end = place.offset + len(small)
-    return form, b"".join(blob), buffers
+    waiting = iter(buffers)
+    try:
+        leaves = [_empty(leaf, waiting) for leaf in layout.leaves]
+    except StopIteration:
+        raise ProtocolError("a specification lacks the pickles of its objects.") from None
+    if next(waiting, None) is not None:
+        raise ProtocolError("a specification brings data that it should not.")
+    return leaves
+
+
+def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
+    if leaf.tag == "P":
+        data = next(buffers)
+        return unpack(data, [next(buffers) for _ in range(leaf.buffers)])
+    if leaf.tag not in "AK":
+        return _ZERO_SCALARS[leaf.tag]
+    array = np.zeros(leaf.shape, dtype_of(leaf.dtype))  # memory that is never touched
+    if leaf.tag == "K":
+        return key_array(leaf.impl, array)
+    return weak_array(array) if leaf.weak else array
+
+
+_ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}
+
+
+def dynamic(arguments: Arguments, statics: Statics) -> Arguments:
+    """The arguments that are traced: what an executable is called with."""
+    args, kwargs = arguments
+    if not statics:
+        return args, kwargs
+    return (
+        tuple(value for i, value in enumerate(args) if i not in statics.positions),
+        {name: value for name, value in kwargs.items() if name not in statics.names},
+    )
+
+
+def jax_arrays(arguments: Arguments, statics: Statics) -> Arguments:
+    """The same with jax's arrays for all that is traced, so that jax sees each step of a function.
+
+    numpy would divide by zero and go on, and Python would raise an error of its own.
+    """
+
+    def converted(value: Any, *, static: bool) -> Any:
+        return value if static else jax.tree.map(jax.numpy.asarray, value)
+
+    args, kwargs = arguments
+    return (
+        tuple(converted(value, static=i in statics.positions) for i, value in enumerate(args)),
+        {name: converted(value, static=name in statics.names) for name, value in kwargs.items()},
+    )
+
+
+def call_order(layout: Layout, statics: Statics) -> tuple[int, ...] | None:
+    """For each array that an executable takes, its number among the leaves on the wire.
+
+    None when that differs from call to call, because a part of the arguments is pickled.
+    """
+    if any(leaf.tag == "P" for leaf in layout.leaves):
+        return None
+    numbered = layout.build(range(len(layout.leaves)))
+    return tuple(leaves_of(dynamic(numbered, statics)))
+
+
+def leaves_of(arguments: Arguments) -> list[Any]:
+    """What an executable is called with: the leaves of the traced arguments, as jax orders them."""
+    return jax.tree.leaves(arguments)
+
+
+def structure_of(arguments: Arguments) -> Any:
+    """jax's structure of the traced arguments."""
+    return jax.tree.structure(arguments)

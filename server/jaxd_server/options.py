@@ -10,30 +10,19 @@ from typing import Any, Literal
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.paths import LocalServerFiles
 from jaxd_protocol.tokens import read_token_file
+from jaxd_server.memory import machine_bytes
 
 __all__ = ["GIB", "ServerOptions"]
 
 GIB = 1 << 30
-
-_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 
 
 def _local_socket() -> tuple[Address, ...]:
     return (Address.unix(LocalServerFiles.of_this_environment().socket),)
 
 
-def _memory_bytes() -> int:
-    """The memory of the machine, or of the container when that is less."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open(_CGROUP_LIMIT, encoding="ascii") as file:
-            return min(physical, int(file.read()))
-    except (OSError, ValueError):  # no such group, or "max"
-        return physical
-
-
 def _default_budget_bytes() -> int:
-    return max(GIB, _memory_bytes() // 4)
+    return max(GIB, machine_bytes() // 4)
 
 
 def _default_builds() -> int:
@@ -60,7 +49,21 @@ class ServerOptions:
         budget_bytes: bytes of messages held in memory, over all connections.
         threads: calls that run at the same time.
         builds: programs that are compiled at the same time.
+        max_executables: executables held in memory; at about 150 memory maps each for large ones,
+            what a Linux process may have by default is 430.
+        program_bytes: memory of the process that their programs may take.
+        device_program_bytes: memory of the device that they may take; None: a tenth of it.
+        map_share: of the memory maps that a process may have, how much programs may fill.
+        principal_share: of each of these, what a principal keeps although others need room; at
+            most an equal part for each.
+        cache_dir: the folder of what is kept on disk; `"none"`: nothing is; None: as
+            `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
+        disk_bytes: how much may lie in that folder.
         session_grace_s: seconds that a session outlives its last connection.
+        trace_in: where functions are traced: `"worker"`, in the process that answers calls;
+            `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
+            when more than one client is connected. Always in the worker on a GPU or TPU, which a
+            second process cannot have.
         log_format: `"text"` for people or `"json"` for machines.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
@@ -79,7 +82,15 @@ class ServerOptions:
     budget_bytes: int = field(default_factory=_default_budget_bytes)
     threads: int = 8
     builds: int = field(default_factory=_default_builds)
+    max_executables: int = 400
+    program_bytes: int = field(default_factory=_default_budget_bytes)
+    device_program_bytes: int | None = None
+    map_share: float = 0.5
+    principal_share: float = 0.5
+    cache_dir: str | None = None
+    disk_bytes: int = 10 * GIB
     session_grace_s: float = 60.0
+    trace_in: Literal["auto", "worker", "tracer"] = "auto"
     log_format: Literal["text", "json"] = "text"
     auto: bool = False
 

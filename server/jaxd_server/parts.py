@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -12,35 +14,51 @@ from typing import Any
 import jax
 
 from jaxd_protocol.addresses import Address
+from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
 from jaxd_server.compiler import Compiler
 from jaxd_server.connection import Workshop
+from jaxd_server.device_memory import device_bytes_limit, memory_in_use
+from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doorman import Doorman
 from jaxd_server.endpoint import Endpoint
+from jaxd_server.eviction import Limits
+from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
+from jaxd_server.fresh_threads import FreshThreads
 from jaxd_server.functions import Functions
+from jaxd_server.housekeeping import Housekeeper
+from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_config import begin_with_defaults
+from jaxd_server.jax_handover import understands
+from jaxd_server.logs import log_event
+from jaxd_server.making import Maker
+from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
 from jaxd_server.sessions import Sessions
+from jaxd_server.shelf import Shelf
+from jaxd_server.shortage import Shortage
 from jaxd_server.statistics import Counters
+from jaxd_server.store import open_store
+from jaxd_server.target import target
+from jaxd_server.tracer_process import TracerProcess
+from jaxd_server.tracing import TraceIn, Tracing
 from jaxd_server.traffic import Traffic
+from jaxd_server.verification import Verifier
 
 __all__ = ["Parts"]
 
 _BUILDER_THREADS = 1024
 """Calls that may wait for a build, or for a client to say what its function is, at once.
 
-Started as they are needed. Many, so that some clients that do not answer do not keep the others
-waiting; how many build is limited by `--builds`.
+Many, so that some clients that do not answer do not keep the others waiting; how many build is
+limited by `--builds`.
 """
-
-_MAX_EXECUTABLES = 400
-"""At about 130 memory maps each, what a Linux process may have by default is 500."""
 
 
 class Parts:
@@ -67,21 +85,44 @@ class Parts:
         self._counters = counters
         self._sessions = Sessions(options.session_grace_s)
         self._traffic = Traffic()
-        self._executables = Executables(Reclaimer(), _MAX_EXECUTABLES)
+        jax_programs.prepare()
+        packages = ImportedPackages()
+        self._shelf = _shelf(options, packages)
+        reclaimer = Reclaimer(options.map_share)
+        self._executables = Executables(
+            reclaimer, options.max_executables, _limits(options), self._is_kept
+        )
+        functions = Functions(shelf=self._shelf)
+        compiler = Compiler(counters, options.builds)
         admission = Admission()
+        self._tracing = Tracing(
+            _trace_in(options),
+            lambda: self._sessions.connections > 1,
+            counters,
+            packages,
+            self._shelf,
+            lambda: TracerProcess(options.log_format, understands),
+        )
         self.pipeline = Pipeline(
-            Functions(),
+            functions,
             self._executables,
-            Compiler(counters, options.builds),
+            Maker(functions, compiler, counters, self._shelf, self._tracing),
             admission,
             counters,
-            None if renew is None else Renewal(admission, renew),
+            Shortage(reclaimer, self._holders, device_bytes_limit),
+            self._shelf,
+            None if renew is None else Renewal(packages, admission, renew),
         )
+        self._housekeeper = Housekeeper(admission, self._mark_used)
+        self._marked_at = time.monotonic()
+        self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
+        verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
         self._budget = Budget(options.budget_bytes)
         self._workshop = Workshop(
             pipeline=self.pipeline,
+            operations=Operations(self.pipeline, verifier),
             runners=ThreadPoolExecutor(options.threads, "jaxd-run"),
-            builders=ThreadPoolExecutor(_BUILDER_THREADS, "jaxd-build"),
+            builders=FreshThreads(_BUILDER_THREADS, "jaxd-build"),
             sentry=Sentry(),
             budget=self._budget,
             traffic=self._traffic,
@@ -90,6 +131,11 @@ class Parts:
             max_result_bytes=options.max_result_bytes,
             report=report,
         )
+
+    def settle(self) -> None:
+        """Makes the process one that serves: to be called once, when all of it is there."""
+        self._housekeeper.start()
+        self._tracing.settle()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
@@ -108,18 +154,42 @@ class Parts:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
         self.pipeline.admission.drain()
         self._budget.idle.wait()
+        self._tracing.close()
+        if self._shelf is not None:
+            self._mark_used()
+            self._shelf.close()
+
+    def _mark_used(self) -> None:
+        """Tells the disk what is in use, about once a minute."""
+        since, self._marked_at = self._marked_at, time.monotonic()
+        if self._shelf is not None:
+            self._shelf.mark_used(self._executables.all(), since)
+
+    def _holders(self) -> str:
+        """What uses memory, in words."""
+        return memory_in_use(self._executables.all())
+
+    def _is_kept(self, executable: Executable) -> bool:
+        """Whether its program is on disk."""
+        shelf = self._shelf
+        return shelf is not None and shelf.store.has("programs", executable.program.id)
 
     def status(self) -> dict[str, Any]:
         """The present state, beside the counters."""
         running = self.pipeline.admission.running()
+        ready = self._executables.all()
+        disk = self._disk.now()
         return {
-            "executables": len(self._executables),
+            "executables": len(ready),
+            "programs": len({id(executable.program) for executable in ready}),
             "functions": len(self.pipeline.functions),
             "connections": self._sessions.connections,
             "sessions": len(self._sessions),
             "running_calls": len(running),
             "running": running,
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
+            "disk_bytes": disk.bytes,
+            "disk_files": disk.files,
             **self._traffic.totals(),
         }
 
@@ -130,3 +200,32 @@ class Parts:
     def devices(self) -> list[str]:
         """The devices that this worker owns; starts jax's backend if nothing has yet."""
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
+
+
+def _limits(options: ServerOptions) -> Limits:
+    """How much programs may take of what."""
+    device_bytes = options.device_program_bytes
+    if device_bytes is None:
+        device_bytes = device_bytes_limit() // 10
+    return Limits(
+        options.max_executables, options.program_bytes, device_bytes, options.principal_share
+    )
+
+
+def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
+    """What is kept on disk for this machine; None where nothing is."""
+    store = open_store(target(), options.cache_dir, options.disk_bytes)
+    if store is None:
+        return None
+    jax_disk_cache.install(store, os.path.join(store.folder, "xla"))
+    return Shelf(store, packages)
+
+
+def _trace_in(options: ServerOptions) -> TraceIn:
+    """Where functions are traced: only beside a CPU can there be a second process."""
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return options.trace_in
+    if options.trace_in == "tracer":
+        log_event("tracer_refused", level=logging.WARNING, platform=platform)
+    return "worker"

@@ -1,37 +1,52 @@
 """Keeps what is held in memory within its budget: one place decides when, each pool decides what.
 
 Executables register here today; values that stay on the server will. A compiled program of
-moderate size on a CPU costs about 15 MB and 130 memory maps, and a process that reaches
+moderate size on a CPU costs about 8 MB and 150 memory maps, and a process that reaches
 `vm.max_map_count` dies, so the maps are a budget of their own.
 """
 
 from __future__ import annotations
 
-import gc
+import sys
 import threading
 from typing import Protocol
 
-__all__ = ["Reclaimable", "Reclaimer", "map_pressure"]
+from jaxd_server.memory import MapGauge, Trimmer, give_back
 
-_MAP_SHARE = 0.5
-_DEFAULT_MAX_MAPS = 65530
+__all__ = ["Reclaimable", "Reclaimer"]
 
 
 class Reclaimable(Protocol):
-    """A pool of things that can be made again."""
+    """A pool of things that can be made again. Drops nothing that is in use."""
 
-    def surplus(self) -> int:
-        """How many entries the pool holds above its own limit."""
+    def __len__(self) -> int:
+        """How many entries there are."""
+
+    def shrink(self) -> int:
+        """Drops what is above the pool's own limits; returns how many entries that were."""
 
     def reclaim(self, count: int) -> int:
-        """Drops up to `count` idle entries, the least recently used first; returns how many."""
+        """Drops up to `count` entries, those that are missed least; returns how many."""
 
 
 class Reclaimer:
-    """Asks the registered pools to drop entries when a budget is exceeded. Thread-safe."""
+    """Asks the registered pools to drop entries when a budget is exceeded. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        map_share: of the memory maps that a process may have, how much this one is to use.
+        gauge: looks at that.
+        trimmer: told when something was dropped.
+    """
+
+    def __init__(
+        self,
+        map_share: float = 0.5,
+        gauge: MapGauge | None = None,
+        trimmer: Trimmer | None = None,
+    ) -> None:
         self._pools: list[Reclaimable] = []
+        self._gauge = gauge or MapGauge(map_share)
+        self._trimmer = trimmer or Trimmer()
         self._wanted = False
         self._relieving = False
         self._lock = threading.Lock()  # guards _wanted and _relieving: one relief at a time
@@ -41,7 +56,7 @@ class Reclaimer:
         self._pools.append(pool)
 
     def relieve(self) -> int:
-        """Brings every pool within its limit, and the process within its share of memory maps.
+        """Brings every pool within its limits, and the process within its share of memory maps.
 
         Called after something was added. Returns the number of entries that were dropped; while
         another thread is at it, that one looks once more, and this one returns 0.
@@ -67,25 +82,21 @@ class Reclaimer:
             return self._relieving
 
     def _relieve_once(self) -> int:
-        dropped = sum(pool.reclaim(pool.surplus()) for pool in self._pools)
-        if map_pressure() > _MAP_SHARE:
-            dropped += sum(pool.reclaim(8) for pool in self._pools)
+        dropped = sum(pool.shrink() for pool in self._pools)
+        is_high = self._gauge.added()
+        while is_high:
+            gone = sum(pool.reclaim(max(8, len(pool) // 16)) for pool in self._pools)
+            dropped += gone
+            is_high = bool(gone) and self._gauge.is_high()
         if dropped:
-            gc.collect()  # a dropped program is freed with the cycles that hold it
+            self._trimmer.freed()
         return dropped
 
+    def reclaim_all(self) -> int:
+        """Drops everything that is idle; returns how many entries that were.
 
-def map_pressure() -> float:
-    """The share of `vm.max_map_count` that this process uses; 0 where there is no such limit."""
-    try:
-        with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
-            limit = int(file.read())
-    except (OSError, ValueError):
-        limit = _DEFAULT_MAX_MAPS
-    try:
-        with open("/proc/self/maps", "rb") as file:
-            return (
-                sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 16), b"")) / limit
-            )
-    except OSError:
-        return 0.0
+        Holds up every thread for a moment: for when a call fails otherwise.
+        """
+        dropped = sum(pool.reclaim(sys.maxsize) for pool in self._pools)
+        give_back()
+        return dropped

@@ -18,12 +18,18 @@ class Renewal:
     What is built already stays right: its key names the packages that it was built with.
 
     Args:
+        packages: what this process has imported.
         admission: where calls are refused from then on, so that their clients repeat them.
         begin: called once, with what changed: the worker is to be drained and replaced.
     """
 
-    def __init__(self, admission: Admission, begin: Callable[[list[str]], None]) -> None:
-        self._packages = ImportedPackages()
+    def __init__(
+        self,
+        packages: ImportedPackages,
+        admission: Admission,
+        begin: Callable[[list[str]], None],
+    ) -> None:
+        self._packages = packages
         self._admission = admission
         self._begin = begin
         self._begun = False

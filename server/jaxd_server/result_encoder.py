@@ -13,7 +13,7 @@ from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_protocol.trees.references import Reference
 from jaxd_server.homes import homes
-from jaxd_server.jax_private import is_key_array, key_data, key_impl
+from jaxd_server.jax_private import key_spec
 from jaxd_server.references import class_name, opaque, reference_to
 
 __all__ = ["ResultEncoder", "Slot"]
@@ -33,7 +33,7 @@ class Slot:
         self.index = index
         self.shape = leaf.shape
         self.dtype = leaf.dtype
-        self.ndim = leaf.ndim
+        self.ndim = len(leaf.shape)
 
 
 class _Hole:
@@ -52,11 +52,13 @@ class ResultEncoder(TreeEncoder):
 
     Attributes:
         order: for each leaf on the wire, its index among jax's leaves.
+        has_tokens: whether something is in it that only this process can have.
     """
 
     def __init__(self, leaves: Sequence[Any]) -> None:
         super().__init__()
         self.order: list[int] = []
+        self.has_tokens = False
         self._leaves = leaves
         self._open: set[int] = set()
 
@@ -102,6 +104,7 @@ class ResultEncoder(TreeEncoder):
         return dump_literal((*name, homes.of(cls)) if name[2] else name[:2])
 
     def _refer(self, reference: Reference) -> None:
+        self.has_tokens = self.has_tokens or reference.kind == "o"
         self._skeleton += (b"R", dump_literal(reference.plain()))
 
     def _static_object(self, value: Any) -> None:
@@ -193,8 +196,9 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 
 def _leaf_spec(leaf: Any) -> bytes:
-    if is_key_array(leaf):
-        data = key_data(leaf)
-        spec = spec_bytes("K", data.dtype.name, data.shape)
-        return spec[:1] + dump_literal(key_impl(leaf)) + spec[1:]
-    return spec_bytes("A", leaf.dtype.name, leaf.shape, bool(leaf.aval.weak_type))
+    aval = getattr(leaf, "aval", leaf)
+    key = key_spec(aval)
+    if key is not None:
+        spec = spec_bytes("K", key.dtype, key.shape)
+        return spec[:1] + dump_literal(key.impl) + spec[1:]
+    return spec_bytes("A", aval.dtype.name, aval.shape, bool(aval.weak_type))

@@ -19,12 +19,14 @@ class Session:
         principal: who the client is allowed to be, such as `uid:1000`.
         connections: how many are open.
         left_at: `time.monotonic()` when the last one ended.
+        met: serial numbers of the executables that it has used.
     """
 
     id: str
     principal: str
     connections: int = 0
     left_at: float = field(default_factory=time.monotonic)
+    met: set[int] = field(default_factory=set)
 
 
 class Sessions:

@@ -13,11 +13,17 @@ __all__ = ["Counters"]
 class _Counts:
     calls: int = 0
     traces: int = 0
+    lowers: int = 0
     compiles: int = 0
     executable_hits: int = 0
     executable_loads: int = 0
+    programs_shared: int = 0
+    xla_cache_hits: int = 0
     failed_calls: int = 0
-    build_s: float = 0.0
+    trace_s: float = 0.0
+    compile_s: float = 0.0
+    load_s: float = 0.0
+    saved_s: float = 0.0
 
 
 class Counters:

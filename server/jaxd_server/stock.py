@@ -7,10 +7,10 @@ One of the doors to rpyc; relies on `Connection._box`, `Connection._netref_facto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 import rpyc
 from rpyc.core import brine, consts
@@ -24,7 +24,7 @@ from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.budget import Share
-from jaxd_server.compiler import Executable
+from jaxd_server.executable import Executable
 from jaxd_server.functions import Described
 from jaxd_server.pipeline import Call, Pipeline, Reply
 
@@ -124,8 +124,8 @@ class StockService(rpyc.Service):  # type: ignore[misc]
         return bytes(outcome[1])
 
 
-def _deliver_pickled(result: Any, _: Executable) -> Reply:
-    arrays = jax.tree.map(np.asarray, result)
+def _deliver_pickled(leaves: Sequence[Any], executable: Executable) -> Reply:
+    arrays = executable.structure.unflatten(map(np.asarray, leaves))  # it is never from disk
     return (OK, dumps(arrays)), ()
 
 

@@ -5,28 +5,24 @@ Started by the host with one JSON argument: options, inherited listeners, tether
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
-import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from typing import Any
 
 from jaxd_protocol.addresses import Address
 from jaxd_server import logs
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
+from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.statistics import Counters
 from jaxd_server.tether import Tether
 from jaxd_server.user_code import prepare_for_user_code
 
 __all__ = ["Worker", "main"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -34,7 +30,7 @@ def main() -> None:
     argument = json.loads(sys.argv[1])
     options = ServerOptions.from_json(argument["options"])
     logs.configure(options.log_format, "worker")
-    _die_with_the_host()
+    die_with_the_parent()
     worker = Worker(options, argument["epoch"])
     tether = Tether(
         socket.socket(fileno=argument["tether_fd"]),
@@ -51,16 +47,6 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # drained: nothing is left that an orderly exit could wait for
-
-
-def _die_with_the_host() -> None:
-    """Asks Linux to kill this process when its host dies, even while it hangs in C code.
-
-    A worker that runs sees the end of its tether as well.
-    """
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Worker:
@@ -86,6 +72,7 @@ class Worker:
 
         self._parts = Parts(self._options, self._counters, self.report, self.renew)
         prepare_for_user_code()
+        self._parts.settle()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])
             sock.setblocking(True)
@@ -153,12 +140,15 @@ class Worker:
 
 _NOTHING = {
     "executables": 0,
+    "programs": 0,
     "functions": 0,
     "running_calls": 0,
     "running": [],
     "sessions": 0,
     "bytes_received": 0,
     "bytes_sent": 0,
+    "disk_bytes": 0,
+    "disk_files": 0,
 }
 
 

@@ -5,16 +5,25 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
     client → server
       call(key, skeleton, blob, timeout_s, flags) [arrays]
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
+      call(key, skeleton, b"", timeout_s, flags | WARM) [pickles]    builds or loads, runs nothing
+            → (OK, JSON {verdict, seconds, kept})  or  (FAILED, failure); kept: it is on disk
       statistics() → JSON                     info() → JSON
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       recent(count) → JSON                    the last builds, and why each was made
+      functions() → JSON {functions, totals}  what there is, what it cost and what it has saved
+      recipes("") → (JSON {mark},)            a mark; later, with that mark:
+      recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
+                                              what was called since, see `recipes`
+      verify(count) → JSON {checked, same, different, skipped}    compares with fresh builds
+      forget(key) → JSON {executables}        drops what was built under a key, on disk as well
 
     server → client, while one of the client's calls is open
       describe(key) → (name, options, meaning)          what is this function?
       code(fingerprint) → () [packed function]          its call waits meanwhile
       event(number, kind, JSON)               progress of the request `number`; no reply
 
-A client that cannot answer says (FAILED, failure) instead.
+Who cannot answer says (FAILED, failure) instead. `[pickles]` are the buffers of the
+skeleton's `P` leaves alone: of each its pickle, then what travels beside that.
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
 Only a server that does not know the key asks for what is behind it.
@@ -36,6 +45,7 @@ __all__ = [
     "MAY_REPEAT",
     "OK",
     "STRICT",
+    "WARM",
     "Options",
     "fingerprint_of",
     "function_key",
@@ -50,6 +60,9 @@ MAY_REPEAT: Final = 1
 
 STRICT: Final = 2
 """Flag of a call: a package that is not the same on both sides is an error."""
+
+WARM: Final = 4
+"""Flag of a call: what it needs is to be built or loaded, and not run; it brings no data."""
 
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,

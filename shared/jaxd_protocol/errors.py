@@ -24,6 +24,7 @@ __all__ = [
     "MissingPackage",
     "NoServer",
     "NotInteractive",
+    "OutOfMemory",
     "PackageMismatch",
     "PackingError",
     "ProtocolError",
@@ -103,6 +104,10 @@ class ResultError(JaxdError, TypeError):
     """A function returned something that cannot come home as a tree of arrays."""
 
     blame = "function"
+
+
+class OutOfMemory(JaxdError, MemoryError):
+    """The device has no room for a call, also after idle programs were dropped."""
 
 
 class NotInteractive(JaxdError, RuntimeError):

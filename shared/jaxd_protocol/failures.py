@@ -14,7 +14,7 @@ from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
 from jaxd_protocol.trees.literals import dump_literal, load_literal
 
-__all__ = ["Failure", "describe_failure", "is_failure", "rebuild_failure"]
+__all__ = ["Failure", "ForwardedFailure", "describe_failure", "is_failure", "rebuild_failure"]
 
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text)"""
@@ -22,8 +22,22 @@ Failure = tuple[Any, ...]
 _MAX_TEXT: Final = 1 << 20
 
 
+class ForwardedFailure(Exception):
+    """An exception of another process of this server, which goes to the client as it is.
+
+    Attributes:
+        failure: what `describe_failure` made of it there.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure[2])
+        self.failure = failure
+
+
 def describe_failure(error: BaseException) -> Failure:
     """The exception as plain values, with its whole traceback as text."""
+    if isinstance(error, ForwardedFailure):
+        return error.failure
     kind = type(error)
     return (
         kind.__module__,

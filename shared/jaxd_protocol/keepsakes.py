@@ -9,14 +9,22 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Final
+from collections.abc import Callable, Hashable
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ArgumentError
 
-__all__ = ["Keepsakes", "keep", "recall"]
+__all__ = ["Keepsakes", "keep", "promise", "recall"]
 
 _LIMIT: Final = 4096
 _TOKEN_BYTES: Final = 16
+
+
+class _Promise(NamedTuple):
+    """Stands for an object that is looked for when it is recalled."""
+
+    name: Hashable
+    find: Callable[[], Any]
 
 
 class Keepsakes:
@@ -29,21 +37,34 @@ class Keepsakes:
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
         self._objects: OrderedDict[bytes, Any] = OrderedDict()
-        self._tokens: dict[int, bytes] = {}
+        self._tokens: dict[Hashable, bytes] = {}  # by identity, or by the name of a promise
         self._lock = threading.RLock()  # guards both; dropping an object may run its finalizer
 
     def keep(self, value: Any) -> bytes:
         """The token of an object; the same one as long as it is kept."""
+        return self._keep(id(value), value)
+
+    def promise(self, name: Hashable, find: Callable[[], Any]) -> bytes:
+        """The token of an object that may not be here yet; the same one for the same name.
+
+        Args:
+            name: what the object is known by, which must not be a number.
+            find: called each time that it is recalled. ImportError, AttributeError and LookupError
+                mean that it cannot be had.
+        """
+        return self._keep(name, _Promise(name, find))
+
+    def _keep(self, name: Hashable, value: Any) -> bytes:
         dropped = None
         with self._lock:
-            token = self._tokens.get(id(value))
+            token = self._tokens.get(name)
             if token is None:
-                token = self._tokens[id(value)] = os.urandom(_TOKEN_BYTES)
+                token = self._tokens[name] = os.urandom(_TOKEN_BYTES)
                 self._objects[token] = value
             self._objects.move_to_end(token)
             if len(self._objects) > self._limit:
                 _, dropped = self._objects.popitem(last=False)
-                del self._tokens[id(dropped)]
+                del self._tokens[dropped.name if type(dropped) is _Promise else id(dropped)]
         return token
 
     def recall(self, token: bytes) -> Any:
@@ -53,10 +74,20 @@ class Keepsakes:
             ArgumentError: when it is not kept, or not any more.
         """
         with self._lock:
-            if token in self._objects:
+            found = self._objects.get(token, self)
+            if found is not self:
                 self._objects.move_to_end(token)
-                return self._objects[token]
-        raise ArgumentError(
+        if type(found) is _Promise:
+            try:
+                return found.find()
+            except (AttributeError, ImportError, LookupError) as error:
+                raise self._gone() from error
+        if found is self:
+            raise self._gone()
+        return found
+
+    def _gone(self) -> ArgumentError:
+        return ArgumentError(
             "an argument holds a RemoteObject that this server does not have, or not any more: a "
             f"server keeps the last {self._limit} of them, and none when it starts again. Call the "
             "function that returned it once more, or make the object in your own process."
@@ -69,6 +100,11 @@ _keepsakes: Final = Keepsakes()
 def keep(value: Any) -> bytes:
     """The token of an object in this process."""
     return _keepsakes.keep(value)
+
+
+def promise(name: Hashable, find: Callable[[], Any]) -> bytes:
+    """The token of an object that this process looks for when it is recalled."""
+    return _keepsakes.promise(name, find)
 
 
 def recall(token: bytes) -> Any:

@@ -3,13 +3,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from jaxd.cli import main
-from jaxd.commands import demo, serve, token
+from jaxd.commands import cache, demo, serve, token
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
+
+OWN = ("start", "stop", "status", "doctor", "token", "why", "functions", "warm")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,11 +20,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in ("serve", "start", "stop", "status", "doctor", "token", "why", "demo", "examples:"):
+    for name in (*OWN, "serve", "demo", "cache", "examples:"):
         assert name in said
 
 
-@pytest.mark.parametrize("name", ["start", "stop", "status", "doctor", "token", "why"])
+@pytest.mark.parametrize("name", OWN)
 def test_each_command_has_help_with_an_example(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -96,9 +99,9 @@ def test_a_closed_pipe_is_no_traceback(runtime: Path) -> None:
     assert "Exception ignored" not in said
 
 
-@pytest.mark.parametrize("command", [serve, demo])
-def test_serve_and_demo_read_their_own_words(
-    monkeypatch: pytest.MonkeyPatch, command: object
+@pytest.mark.parametrize("command", [serve, demo, cache])
+def test_some_commands_read_their_own_words(
+    monkeypatch: pytest.MonkeyPatch, command: ModuleType
 ) -> None:
     """Whatever follows, also what looks like an option of ours."""
     words: list[str] = []
@@ -108,6 +111,6 @@ def test_serve_and_demo_read_their_own_words(
         return 7
 
     monkeypatch.setattr(command, "run", run)
-    name = "serve" if command is serve else "demo"
+    name = command.__name__.rpartition(".")[2]
     assert main([name, "--help", "--listen", "unix:///x", "more"]) == 7
     assert words == ["--help", "--listen", "unix:///x", "more"]

@@ -26,5 +26,7 @@ def test_the_promised_counters_are_there() -> None:
     promised = {
         "calls", "traces", "compiles", "executable_hits", "executable_loads", "executables",
         "functions", "values", "bytes_received", "bytes_sent", "uptime_s", "epoch",
+        "lowers", "programs", "programs_shared", "disk_bytes", "disk_files",
+        "trace_s", "compile_s", "load_s", "saved_s",
     }  # fmt: skip
     assert promised <= set(Statistics._fields)

@@ -11,6 +11,7 @@ import pytest
 from jaxd import Client, PersistentFunction, persistent_call
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
+from tests.ids import stable_id
 from tests.live_server import TOKEN, LiveServer
 
 
@@ -54,7 +55,7 @@ def test_an_unknown_option_is_named() -> None:
         ({"extra_key": object()}, "tuples"),
         ({"compiler_options": {"a": object()}}, "tuples"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_an_option_that_is_not_usable(runtime: Path, options: Any, hint: str) -> None:
     """An error where it is written, not at the first call."""

@@ -11,7 +11,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, PRNGKeys, persistent_call
-from jaxd.inline import inline_function
+from jaxd.inline import inline_function, warm_inline
 from jaxd_protocol.calls import CONFIG_DEFAULTS, Options
 from jaxd_protocol.errors import NoServer
 
@@ -37,11 +37,34 @@ def test_it_compiles_once() -> None:
     assert traces == [(2,), (3,)]
 
 
+def test_what_was_warmed_is_not_traced_again() -> None:
+    """For specs of any kind, under the settings of the function."""
+    import jax
+
+    seen = []
+
+    def traced(x: Any, n: int) -> Any:
+        seen.append((x.shape, x.dtype.name))
+        return x * n
+
+    class Spec:
+        shape, dtype = (3,), "float64"
+
+    options, config = Options(static_argnames=("n",)), {"jax_enable_x64": True}
+    warmed = warm_inline(traced, options, config, (Spec(), 2), {})
+    assert (warmed.verdict, warmed.seconds > 0, seen) == ("compile", True, [((3,), "float64")])
+    called = inline_function(traced, options, config)(np.ones(3), 2)
+    assert (called.dtype, len(seen)) == ("float64", 1)
+    assert jax.numpy.ones(1).dtype == "float32"
+
+
 def test_without_jax_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both ways out."""
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
         inline_function(lambda x: x, Options())
+    with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
+        warm_inline(lambda x: x, Options(), {}, (), {})
 
 
 def test_the_variable_decides_at_the_first_call(

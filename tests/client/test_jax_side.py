@@ -25,6 +25,7 @@ from jaxd.jax_side import (
 from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.trees import TreeEncoder
+from tests.ids import stable_id
 
 
 def in_a_fresh_process(program: str, **more: str) -> Any:
@@ -69,7 +70,7 @@ def test_without_jax_the_settings_of_the_environment_travel() -> None:
     }
 
 
-@pytest.mark.parametrize("value", [1.0, "text", np.ones(3), object(), None], ids=str)
+@pytest.mark.parametrize("value", [1.0, "text", np.ones(3), object(), None], ids=stable_id)
 def test_other_values_are_left_to_others(value: Any) -> None:
     """Only jax's own arrays are encoded here."""
     assert encode_jax(TreeEncoder(), value) is False

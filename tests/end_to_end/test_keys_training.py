@@ -15,7 +15,7 @@ import pytest
 
 from tests.live_server import ROOT, LiveServer
 
-pytestmark = pytest.mark.timeout(180)  # one fixture visits everything
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]  # one fixture visits everything
 
 RUNS = """
 import importlib, json, runpy, sys, warnings
@@ -226,7 +226,7 @@ def _run(
         env=environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

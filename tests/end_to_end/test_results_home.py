@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.identity.projects import needs
 from tests.live_server import LiveServer
 
 START = """
@@ -79,6 +80,8 @@ def test_a_train_state_comes_home_as_the_clients_own(live: LiveServer) -> None:
 
     On a warm server too, in a process that the server has never seen.
     """
+    for library in ("flax", "optax"):
+        needs(library)
     for traces in (2, 0):
         assert say(live, TRAIN_STATE) == {
             "made there": [True] * 3,
@@ -168,9 +171,14 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 """
 
 
-@pytest.mark.parametrize("program", [OPTAX, EQUINOX, NNX], ids=["optax", "equinox", "nnx"])
-def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "program"),
+    [("optax", OPTAX), ("equinox", EQUINOX), ("flax", NNX)],
+    ids=["optax", "equinox", "nnx"],
+)
+def test_five_steps_are_one_trace(live: LiveServer, library: str, program: str) -> None:
     """And none in the next process; what comes home has the structure of what was sent."""
+    needs(library)
     for traces in (1, 0):
         facts = say(live, program)
         assert facts.pop("traces") == traces
@@ -268,6 +276,7 @@ def use(box):
 
 def test_what_only_the_server_has_is_a_token(live: LiveServer) -> None:
     """It says what it is, and works again where it is from; each loop with it is one trace."""
+    needs("flax")
     facts = say(
         live,
         HELD
@@ -287,6 +296,7 @@ facts["repr"] = repr(box.how)
 
 def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:
     """Is an error that says what to do."""
+    needs("flax")
     facts = say(
         start_live(),
         HELD

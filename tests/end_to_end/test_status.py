@@ -74,6 +74,26 @@ def test_the_status_command_while_a_function_is_being_traced(
     call.result()
 
 
+def test_the_status_command_says_what_was_paid_and_saved(live: LiveServer, client: Client) -> None:
+    """The seconds, what is in memory, and what is on disk; the names are those of `statistics`."""
+    client.persistent_call(lambda x: x * 2)(1.0)
+    said = subprocess.run(
+        [sys.executable, "-P", "-m", "jaxd.cli", "status"],
+        env=live.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert " tracing, " in lines["paid"]
+    assert "; saved " in lines["paid"]
+    assert " programs, " in lines["holds"]
+    assert lines["disk"].endswith(" files")
+    seen = status(live)["worker"]
+    assert set(client.statistics()._fields) <= set(seen)
+    assert seen["trace_s"] > 0
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["one connection", "two clients"])
 @pytest.mark.parametrize("make", [stop_at, stop_when_run])
 def test_a_warm_call_while_another_is_slow(

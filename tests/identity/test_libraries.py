@@ -193,7 +193,10 @@ main.step(main.init(key, x), key, x)
 """,
 }
 INSTALLED = [name for name in ("jax", "optax", "flax", "equinox", "haiku") if find_spec(name)]
-pytestmark = pytest.mark.skipif("jax" not in INSTALLED, reason="jax is not installed")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif("jax" not in INSTALLED, reason="jax is not installed"),
+]
 PRELOAD = [*INSTALLED, *(["flax.linen", "flax.nnx"] if "flax" in INSTALLED else [])]
 
 ROWS = [

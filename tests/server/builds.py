@@ -11,8 +11,11 @@ from jaxd_protocol.calls import Options, function_key
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.fingerprint.facts import Part
 from jaxd_protocol.statics import NO_STATICS, Statics
-from jaxd_server.compiler import Executable
+from jaxd_server.executable import Costs, Executable
 from jaxd_server.ledger import Built
+from jaxd_server.making import Made
+from jaxd_server.programs import Program
+from jaxd_server.result_forms import ResultForm
 
 PARAMETERS = ("x", "steps")
 
@@ -51,11 +54,21 @@ def skeleton_of(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> byt
     return encode_arguments(args, kwargs, statics, {})[0]
 
 
-def executable() -> Executable:
-    """A program that is only there."""
-    made = Executable("step", None, ())
-    made.build_s = 0.5
-    return made
+def executable(seconds: float = 0.5, name: str = "step") -> Executable:
+    """One that is only there, and took that long."""
+    program = Program(b"p" * 16, lambda *leaves: list(leaves), compile_s=seconds)
+    form = ResultForm.of(b"N", ())
+    return Executable(name, b"k" * 16, program, form, costs=Costs(0.0, seconds, seconds))
+
+
+def made(program: Executable, *, was_compiled: bool = True, name: bytes = b"") -> Made:
+    """The note that the program was built just now."""
+    return Made(program, "compile", was_compiled, name)
+
+
+def loaded(program: Executable, name: bytes) -> Made:
+    """The note that the program was read from disk just now."""
+    return Made(program, "load", name=name)
 
 
 def built(program: Executable, *args: Any, statics: Statics = NO_STATICS) -> Built:

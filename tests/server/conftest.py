@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,29 @@ def kitchen() -> Iterator[Kitchen]:
     kitchen = Kitchen()
     yield kitchen
     kitchen.close()
+
+
+@pytest.fixture
+def open_kitchen(tmp_path: Path) -> Iterator[Callable[..., Kitchen]]:
+    """Opens pipelines that keep on disk, in one folder; closes the one before: a restart."""
+    kitchens: list[Kitchen] = []
+
+    def open_(**options: Any) -> Kitchen:
+        for kitchen in kitchens:
+            kitchen.close()
+        kitchens[:] = [Kitchen(folder=str(tmp_path / "cache"), **options)]
+        return kitchens[0]
+
+    yield open_
+    for kitchen in kitchens:
+        kitchen.close()
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Says which events were warned of since the start of the test."""
+    caplog.set_level(logging.INFO, logger="jaxd")
+    return lambda: [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
 
 @pytest.fixture

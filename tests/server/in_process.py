@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import rpyc
 
@@ -17,6 +18,7 @@ from jaxd.arguments import encode_arguments
 from jaxd.results import ResultReader, ResultsAs
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, function_key
+from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.handshake import greet_server
@@ -24,17 +26,23 @@ from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packing import Packed, pack_function
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
+from jaxd_server import jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.arrivals import Arrival
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Described, Function, Functions
+from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.making import Maker
 from jaxd_server.options import ServerOptions
 from jaxd_server.parts import Parts
 from jaxd_server.pipeline import Call, Pipeline, Reply
 from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.shelf import Shelf
+from jaxd_server.shortage import Shortage
 from jaxd_server.statistics import Counters
+from jaxd_server.store import open_store
 
 PLAIN = Options()
 
@@ -86,24 +94,58 @@ def function_of(function: Callable[..., Any], options: Options = PLAIN) -> Funct
     source = Source(lambda: None, options)
     name = getattr(function, "__name__", "it")
     described = Described(source.fingerprint, name, options, source.meaning)
-    return Function(source.key, described, Arrival(function))
+    statics = statics_of(function, options)
+    return Function(
+        source.key, described, statics, parameter_names(function), arrival=Arrival(function)
+    )
+
+
+class Machine(NamedTuple):
+    """Stands for what records on disk are good for."""
+
+    digest: str = "0123456789abcdef"
+    facts: Mapping[str, str] = {}
+
+
+def shelf_in(folder: str) -> Shelf:
+    """What is kept in a folder of this user's, which has to be like those that a server trusts."""
+    store = open_store(Machine(), folder)
+    assert store is not None, "the folder was refused"
+    return Shelf(store, ImportedPackages())
+
+
+prepare_once = functools.cache(jax_programs.prepare)
+"""As a worker does at its start."""
 
 
 class Kitchen:
     """A pipeline and all that it needs; `close` it."""
 
-    def __init__(self, *, builds: int = 2, limit: int = 400) -> None:
+    def __init__(self, *, builds: int = 2, limit: int = 400, folder: str | None = None) -> None:
+        prepare_once()
         self.counters = Counters()
         self.admission = Admission()
         self.compiler = Compiler(self.counters, builds)
-        self.executables = Executables(Reclaimer(), limit)
+        reclaimer = Reclaimer()
+        self.executables = Executables(reclaimer, limit)
+        self.shelf = None if folder is None else shelf_in(folder)
+        functions = Functions(shelf=self.shelf)
+        self.maker = Maker(functions, self.compiler, self.counters, self.shelf)
         self.pipeline = Pipeline(
-            Functions(), self.executables, self.compiler, self.admission, self.counters
+            functions,
+            self.executables,
+            self.maker,
+            self.admission,
+            self.counters,
+            Shortage(reclaimer, lambda: "Nothing else is here."),
+            self.shelf,
         )
 
     def close(self) -> None:
-        """Stops listening to jax."""
+        """Stops listening to jax, and has everything written that is to be kept."""
         self.compiler.close()
+        if self.shelf is not None:
+            self.shelf.close()
 
     def answer(self, call: Call) -> Reply:
         """As a connection does it: with the plan, when there is one."""
@@ -189,7 +231,9 @@ class Shop:
 
     def __init__(self, **options: Any) -> None:
         self.counters = Counters()
-        self.options = ServerOptions(**{"builds": 2, "threads": 4, **options})
+        self.options = ServerOptions(
+            **{"builds": 2, "threads": 4, "cache_dir": "none", "trace_in": "worker", **options}
+        )
         self.parts = Parts(self.options, self.counters, self.report)
         self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
         path = os.path.join(self._folder.name, "s.sock")
@@ -252,7 +296,10 @@ class Shop:
         workshop.sentry.stop()
         workshop.runners.shutdown()
         workshop.builders.shutdown()
-        self.parts.pipeline._compiler.close()
+        self.parts.pipeline._maker._compiler.close()
+        self.parts._tracing.close()
+        if self.parts.pipeline.shelf is not None:
+            self.parts.pipeline.shelf.close()
         deadline = time.monotonic() + 30
         while self.parts.status()["connections"]:
             assert time.monotonic() < deadline

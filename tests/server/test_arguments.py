@@ -39,6 +39,10 @@ def test_sizes_may_have_a_unit(runtime: Path, text: str, size: int) -> None:
         (["--idle-timeout-s", "-1"], "is not a number of seconds"),
         (["--idle-timeout-s", "nan"], "is not a number of seconds"),
         (["--log-format", "xml"], "invalid choice"),
+        (["--map-share", "0"], "is not a share such as 0.5"),
+        (["--principal-share", "1.5"], "is not a share such as 0.5"),
+        (["--map-share", "nan"], "is not a share such as 0.5"),
+        (["--map-share", "half"], "is not a share such as 0.5"),
         (["--nonsense"], "unrecognized arguments"),
     ],
 )
@@ -73,3 +77,39 @@ def test_the_token_file_of_jaxd_token_is_found(
     monkeypatch.setenv("JAXD_TOKEN", "s3cret")
     assert parse_arguments([]).token_file is None
     assert parse_arguments(["--token-file", "/said"]).token_file == "/said"
+
+
+def test_the_cache_folder_is_absolute(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path means the folder where the command was typed; `none` is no path."""
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["--cache-dir", "mine"]).cache_dir == str(tmp_path / "mine")
+    assert parse_arguments(["--cache-dir", "none"]).cache_dir == "none"
+
+
+def test_the_room_on_disk_is_a_size(runtime: Path) -> None:
+    """`--disk-bytes` takes what the other sizes take."""
+    assert parse_arguments(["--disk-bytes", "3G"]).disk_bytes == 3 << 30
+
+
+def test_how_many_programs_stay_in_memory_can_be_said(runtime: Path) -> None:
+    """As a number, in bytes here and on the device, and as shares of what the system allows."""
+    words = "--max-executables 7 --program-bytes 2G --device-program-bytes 1M --map-share 0.25"
+    options = parse_arguments([*words.split(), "--principal-share", "1"])
+    assert options == ServerOptions(
+        listen=options.listen,
+        max_executables=7,
+        program_bytes=2 << 30,
+        device_program_bytes=1 << 20,
+        map_share=0.25,
+        principal_share=1.0,
+    )
+
+
+def test_where_functions_are_traced_can_be_said(runtime: Path) -> None:
+    """By default that depends on how many clients there are."""
+    assert parse_arguments([]).trace_in == "auto"
+    assert parse_arguments(["--trace-in", "tracer"]).trace_in == "tracer"
+    with pytest.raises(SystemExit):
+        parse_arguments(["--trace-in", "elsewhere"])

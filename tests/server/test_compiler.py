@@ -1,7 +1,8 @@
+"""From a function and its arguments to a program."""
+
 from __future__ import annotations
 
 import gc
-import threading
 from typing import Any
 
 import jax
@@ -10,19 +11,52 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.calls import Options
-from jaxd_server.compiler import Compiler, Executable
+from jaxd_protocol.errors import ConfigurationError, InternalError, ResultError
+from jaxd_server.compiler import Compiler, LoweredFunction
+from jaxd_server.executable import Executable
 from jaxd_server.jax_private import live_executables, weak_array
-from jaxd_server.progress import SILENT
+from jaxd_server.marshal import dynamic, leaves_of
+from jaxd_server.programs import Program
+from jaxd_server.progress import SILENT, Emit
 from jaxd_server.statistics import Counters
 from tests.server.in_process import Kitchen, function_of
-from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 X = np.ones(3, np.float32)
 
 
+def lower(
+    kitchen: Kitchen, function: Any, *args: Any, emit: Emit = SILENT, **options: Any
+) -> LoweredFunction:
+    """A function that is traced and lowered for these arguments."""
+    known = function_of(function, Options(**options))
+    arguments: Any = (args, {})
+    structure = jax.tree.structure(dynamic(arguments, known.statics))
+    return kitchen.compiler.lower(function, known.name, known.options, arguments, structure, emit)
+
+
+def compile_it(kitchen: Kitchen, lowered: LoweredFunction, **options: Any) -> Program:
+    """What it compiles to."""
+    return kitchen.compiler.compile(lowered, "it", Options(**options), SILENT)
+
+
 def build(kitchen: Kitchen, function: Any, *args: Any, **options: Any) -> Executable:
     """An executable for these arguments."""
-    return kitchen.compiler.build(function_of(function, Options(**options)), args, {}, SILENT)
+    lowered = lower(kitchen, function, *args, **options)
+    program = compile_it(kitchen, lowered, **options)
+    config = Options(**options).config
+    return Executable("it", b"k", program, lowered.form, config, structure=lowered.structure)
+
+
+def call(executable: Executable, function: Any, *args: Any, **options: Any) -> Any:
+    """Its result, in the structure that the function gave it."""
+    leaves = leaves_of(dynamic((args, {}), function_of(function, Options(**options)).statics))
+    return executable.structure.unflatten(executable(leaves))
+
+
+def counts(kitchen: Kitchen) -> list[int]:
+    """Traces, lowerings and compilations so far."""
+    snapshot = kitchen.counters.snapshot()
+    return [int(snapshot[name]) for name in ("traces", "lowers", "compiles")]
 
 
 CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
@@ -54,36 +88,45 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_build_traces_and_compiles_once_and_its_calls_never(kitchen: Kitchen, name: str) -> None:
+def test_a_build_traces_lowers_and_compiles_once_and_its_calls_never(
+    kitchen: Kitchen, name: str
+) -> None:
     """Whatever the arguments and the options are: a call finds what the build made."""
     function, args, options = CASES[name]
     expected = (
         None if name == "x64" else jax.jit(function, **Options(**options).jit_arguments())(*args)
     )
-    before = kitchen.counts()
+    before = counts(kitchen)
     executable = build(kitchen, function, *args, **options)
-    assert np.subtract(kitchen.counts(), before).tolist() == [1, 1]
+    assert np.subtract(counts(kitchen), before).tolist() == [1, 1, 1]
     for _ in range(3):
-        result = executable(args, {})
+        result = call(executable, function, *args, **options)
         if expected is not None:
             np.testing.assert_array_equal(result, expected)
-    assert np.subtract(kitchen.counts(), before).tolist() == [1, 1]
+    assert np.subtract(counts(kitchen), before).tolist() == [1, 1, 1]
 
 
 def test_keyword_arguments_belong_to_the_call(kitchen: Kitchen) -> None:
-    """They are traced by name."""
-    function = function_of(lambda x, *, scale: x * scale)
-    executable = kitchen.compiler.build(function, (X,), {"scale": 2.0}, SILENT)
-    assert executable((X,), {"scale": 3.0}).tolist() == [3, 3, 3]
-    assert kitchen.counts() == (1, 1)
+    """They are traced by name, in the order of jax's leaves."""
+    arguments: Any = ((X,), {"scale": 2.0, "add": 1.0})
+    lowered = kitchen.compiler.lower(
+        lambda x, *, scale, add: x * scale + add,
+        "it",
+        Options(),
+        arguments,
+        jax.tree.structure(arguments),
+        SILENT,
+    )
+    program = compile_it(kitchen, lowered)
+    (result,) = program.call(*leaves_of(((X,), {"scale": 3.0, "add": 5.0})))
+    assert result.tolist() == [8, 8, 8]
+    assert counts(kitchen) == [1, 1, 1]
 
 
 def test_settings_are_in_force_while_it_is_built_and_while_it_runs(kitchen: Kitchen) -> None:
     """And not in this thread afterwards."""
-    executable = build(
-        kitchen, lambda x: x * 2, np.ones(3), config=(("jax_enable_x64", True),)
-    )  # fmt: skip
-    assert executable((np.ones(3),), {}).dtype == np.float64
+    executable = build(kitchen, lambda x: x * 2, np.ones(3), config=(("jax_enable_x64", True),))
+    assert executable([np.ones(3)])[0].dtype == np.float64
     assert jnp.asarray(np.ones(1)).dtype == np.float32
 
 
@@ -93,15 +136,14 @@ def test_dropping_executables_frees_their_programs(kitchen: Kitchen) -> None:
     def step(x: Any) -> Any:
         return jnp.tanh(x) * 2
 
-    function = function_of(step)
-    args = [(np.ones(size, np.float32),) for size in range(1, 11)]
+    args = [np.ones(size, np.float32) for size in range(1, 11)]
     for one in args:
-        jnp.tanh(one[0])  # programs of the test's own, compiled before we count
+        jnp.tanh(one)  # programs of the test's own, compiled before we count
     gc.collect()
     before = live_executables()
-    executables = [kitchen.compiler.build(function, one, {}, SILENT) for one in args]
+    executables = [build(kitchen, step, one) for one in args]
     for executable, one in zip(executables, args, strict=True):
-        executable(one, {})
+        executable([one])
     assert live_executables() == before + 10
     del executables, executable
     gc.collect()
@@ -110,99 +152,108 @@ def test_dropping_executables_frees_their_programs(kitchen: Kitchen) -> None:
 
 def test_dropping_one_executable_leaves_the_others_of_its_function(kitchen: Kitchen) -> None:
     """They share no entry of jax's caches."""
-    function = function_of(lambda x: x * 3)
-    first, second = (kitchen.compiler.build(function, (X,), {}, SILENT) for _ in range(2))
-    assert kitchen.counts() == (2, 2)
+
+    def triple(x: Any) -> Any:
+        return x * 3
+
+    first, second = (build(kitchen, triple, X) for _ in range(2))
+    assert counts(kitchen) == [2, 2, 2]
     del first
     gc.collect()
-    assert second((X,), {}).tolist() == [3, 3, 3]
-    assert kitchen.counts() == (2, 2)
+    assert second([X])[0].tolist() == [3, 3, 3]
+    assert counts(kitchen) == [2, 2, 2]
 
 
 def test_what_the_function_raises_is_raised(kitchen: Kitchen) -> None:
-    """In its own type; the trace counts, a compilation did not happen."""
+    """In its own type; the trace counts, a lowering or a compilation did not happen."""
 
     def fail(x: Any) -> Any:
         raise KeyError("no such layer")
 
     with pytest.raises(KeyError, match="no such layer"):
-        build(kitchen, fail, X)
-    assert kitchen.counts() == (1, 0)
+        lower(kitchen, fail, X)
+    assert counts(kitchen) == [1, 0, 0]
 
 
-def test_a_failed_build_gives_its_place_to_the_next() -> None:
-    """Also when only one may be built at a time."""
-    kitchen = Kitchen(builds=1)
+def test_equal_programs_have_one_name_and_other_programs_others(kitchen: Kitchen) -> None:
+    """Whatever the functions are called."""
 
-    def fail(x: Any) -> Any:
-        raise ZeroDivisionError
+    def one(x: Any) -> Any:
+        return x * 2 + 1
 
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            build(kitchen, fail, X)
-    assert build(kitchen, lambda x: x, X)((X,), {}).tolist() == [1, 1, 1]
-    kitchen.close()
+    def another(y: Any) -> Any:
+        doubled = y * 2
+        return doubled + 1
 
-
-def test_only_so_many_are_built_at_once() -> None:
-    """The others wait for a place, and all are built in the end."""
-    kitchen = Kitchen(builds=2)
-    lock, release = threading.Lock(), threading.Event()
-    tracing: list[int] = []
-    peak: list[int] = []
-
-    def slow(x: Any) -> Any:
-        with lock:
-            tracing.append(1)
-            peak.append(len(tracing))
-        assert release.wait(PATIENCE_S)
-        with lock:
-            tracing.pop()
-        return x + 1
-
-    threads = [start(build, kitchen, slow, X) for _ in range(5)]
-    until(lambda: len(tracing) == 2)
-    until(lambda: waiting(kitchen.compiler._room._cond) == 3)  # type: ignore[attr-defined]
-    assert len(tracing) == 2
-    release.set()
-    join(threads)
-    assert max(peak) == 2
-    assert kitchen.counts() == (5, 5)
-    kitchen.close()
+    first, second = lower(kitchen, one, X), lower(kitchen, another, X)
+    assert first.program == second.program
+    assert first.obstacle is second.obstacle is None
+    others = [
+        lower(kitchen, one, X[:2]),
+        lower(kitchen, lambda x: x * 2 - 1, X),
+        lower(kitchen, one, np.ones(3), config=(("jax_enable_x64", True),)),
+        lower(kitchen, one, X, donate_argnums=(0,)),
+    ]
+    assert len({each.program for each in (first, *others)}) == 5
 
 
-def test_a_build_reports_how_far_it_is(kitchen: Kitchen) -> None:
-    """Each stage with the function's name."""
+def test_a_program_knows_what_it_costs(kitchen: Kitchen) -> None:
+    """In seconds, which the counters add up, and in bytes."""
+    lowered = lower(kitchen, lambda x: jnp.sin(x) @ jnp.cos(x), X)
+    program = compile_it(kitchen, lowered)
+    snapshot = kitchen.counters.snapshot()
+    assert lowered.trace_s > 0
+    assert program.compile_s > 0
+    assert snapshot["trace_s"] == pytest.approx(lowered.trace_s)
+    assert snapshot["compile_s"] == pytest.approx(program.compile_s)
+    assert program.id == lowered.program
+    assert program.load_s == 0
+    assert min(program.host_bytes, program.device_bytes) >= 0
+
+
+def test_each_stage_is_reported(kitchen: Kitchen) -> None:
+    """With the function's name."""
     events: list[tuple[str, Any]] = []
-    kitchen.compiler.build(
-        function_of(_named), (X,), {}, lambda kind, content: events.append((kind, content))
-    )
-    assert {kind for kind, _ in events} == {"stage"}
-    assert [content["stage"] for _, content in events] == ["trace", "compile", "run"]
-    assert {content["function"] for _, content in events} == {"_named"}
+
+    def emit(kind: str, content: Any) -> None:
+        events.append((kind, content))
+
+    lowered = lower(kitchen, _named, X, emit=emit)
+    kitchen.compiler.compile(lowered, "_named", Options(), emit)
+    assert events == [
+        ("stage", {"stage": "trace", "function": "_named"}),
+        ("stage", {"stage": "compile", "function": "_named"}),
+    ]
 
 
 def _named(x: Any) -> Any:
     return x
 
 
-def test_how_long_it_took_is_known(kitchen: Kitchen) -> None:
-    """For each executable, and added up over all of them."""
-    executables = [build(kitchen, lambda x: x + 4, X) for _ in range(2)]
-    assert all(executable.build_s > 0 for executable in executables)
-    total = sum(executable.build_s for executable in executables)
-    assert kitchen.counters.snapshot()["build_s"] == pytest.approx(total)
+def test_settings_that_a_function_changes_are_set_back_and_reported(kitchen: Kitchen) -> None:
+    """They would be in force for everybody else."""
+
+    def rude(x: Any) -> Any:
+        jax.config.update("jax_debug_nans", True)  # type: ignore[no-untyped-call]
+        return x
+
+    with pytest.raises(ConfigurationError, match=r"rude changed jax_debug_nans"):
+        lower(kitchen, rude, X)
+    assert not jax.config.values["jax_debug_nans"]
 
 
-def test_the_first_call_says_nothing_of_how_long_calls_take() -> None:
-    """It pays for what is done only once; later ones are smoothed."""
-    executable = Executable("step", None, ())
-    smoothed = []
-    for seconds in (10.0, 1.0, 2.0):
-        executable.took(seconds)
-        smoothed.append(executable.run_s)
-    assert smoothed == [None, 1.0, 1.25]
-    assert executable.calls == 3
+def test_a_result_that_cannot_travel_is_refused_before_it_is_compiled(kitchen: Kitchen) -> None:
+    """Its structure is known once it is traced."""
+    with pytest.raises(ResultError, match="keys are not plain values"):
+        lower(kitchen, lambda x: {frozenset({1}): x}, X)
+    assert counts(kitchen) == [1, 1, 0]
+
+
+def test_arguments_that_jax_takes_in_another_order_are_refused(kitchen: Kitchen) -> None:
+    """A program that is called with the wrong leaves would give wrong results."""
+    wrong = jax.tree.structure(((X, X), {}))
+    with pytest.raises(InternalError, match="in another order"):
+        kitchen.compiler.lower(_named, "_named", Options(), ((X,), {}), wrong, SILENT)
 
 
 def test_a_closed_compiler_counts_no_more() -> None:

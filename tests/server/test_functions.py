@@ -7,7 +7,7 @@ import pytest
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
-from jaxd_server.functions import Functions
+from jaxd_server.functions import Described, Function, FunctionReplaced, Functions
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
@@ -145,9 +145,9 @@ def test_other_code_than_the_fingerprint_says_is_its_own_client_s() -> None:
     liar, honest = _doubted(), Source(_double)
     private, shared = (functions.obtain(each.key, each) for each in (liar, honest))
     assert (private.function(2), shared.function(2)) == (-2, 4)
-    assert "is not shared" in str(private.arrival.doubt)
+    assert "is not shared" in str(private.doubt)
     assert private.key not in (liar.key, shared.key)
-    assert (shared.key, shared.arrival.doubt) == (honest.key, None)
+    assert (shared.key, shared.doubt) == (honest.key, None)
 
 
 def test_a_function_in_doubt_is_asked_for_once_and_by_each_client() -> None:
@@ -217,3 +217,113 @@ def test_a_function_that_cannot_be_unpacked_is_not_kept(monkeypatch: pytest.Monk
             functions.obtain(source.key, source)
     assert len(functions) == 0
     assert functions.obtain(source.key, source).function(5) == 5
+
+
+class OnDisk:
+    """What an earlier process has left: one function, and perhaps other code."""
+
+    def __init__(
+        self, source: Source, code: bytes | None = None, *, described: bool = True
+    ) -> None:
+        said = source.describe(source.key)
+        source.asked.clear()
+        self.described: Described | None = said if described else None
+        self.codes = {source.fingerprint: bytes(source.code_) if code is None else code}
+        self.forgotten: list[bytes] = []
+
+    def function(self, key: bytes) -> Function | None:
+        """Not unpacked."""
+        if self.described is None:
+            return None
+        return Function(key, self.described, parameters=("x",))
+
+    def code(self, fingerprint: bytes) -> bytes | None:
+        """The packed function."""
+        return self.codes.get(fingerprint)
+
+    def keep_code(self, fingerprint: bytes, code: bytes) -> None:
+        """Takes a packed function."""
+        self.codes[fingerprint] = code
+
+    def forget_function(self, function: Function) -> None:
+        """Takes note of it."""
+        self.forgotten.append(function.key)
+        self.described = None
+        self.codes.pop(function.described.fingerprint, None)
+
+
+def test_a_function_on_disk_is_known_without_its_code() -> None:
+    """Nobody is asked, and nothing is unpacked until it is needed."""
+    source = Source(_double)
+    functions = Functions(shelf=OnDisk(source))
+    function = functions.obtain(source.key, source)
+    assert (function.name, function.parameters, function.arrival) == ("_double", ("x",), None)
+    assert function.is_lasting
+    functions.unpack(function, source)
+    assert function.function(2) == 4
+    assert functions.obtain(source.key, source) is function
+    functions.unpack(function, source)
+    assert source.asked == []
+
+
+def test_code_on_disk_spares_the_client_the_sending() -> None:
+    """Of another option of the same code, say: only that has to be described."""
+    source = Source(_double)
+    functions = Functions(shelf=OnDisk(source, described=False))
+    assert functions.obtain(source.key, source).function(2) == 4
+    assert source.asked == ["describe"]
+
+
+def test_what_a_client_sent_is_kept_once_it_is_checked() -> None:
+    """Code in doubt is not."""
+    honest, liar = Source(_double), _doubted()
+    disk = OnDisk(honest, described=False)
+    disk.codes.clear()
+    functions = Functions(shelf=disk)
+    functions.obtain(liar.key, liar)
+    assert disk.codes == {}
+    functions.obtain(honest.key, honest)
+    assert disk.codes == {honest.fingerprint: bytes(honest.code_)}
+
+
+def test_code_on_disk_that_is_another_function_by_now_is_replaced() -> None:
+    """The caller has to look again, and finds what its client says."""
+    source = Source(_double)
+    disk = OnDisk(source, bytes(Source(lambda x: -x).code_))
+    functions = Functions(shelf=disk)
+    function = functions.obtain(source.key, source)
+    with pytest.raises(FunctionReplaced):
+        functions.unpack(function, source)
+    assert disk.forgotten == [source.key]
+    assert source.asked == ["describe", "code"]
+    again = functions.obtain(source.key, source)
+    assert again.function(2) == 4
+    assert again.key == source.key
+    assert disk.codes == {source.fingerprint: bytes(source.code_)}
+    assert source.asked == ["describe", "code"]
+
+
+@pytest.mark.parametrize("code", [b"", b"garbage"])
+def test_code_on_disk_that_cannot_be_unpacked_is_asked_for(code: bytes) -> None:
+    """Its client has it as well; the next process finds that."""
+    source = Source(_double)
+    disk = OnDisk(source, code)
+    functions = Functions(shelf=disk)
+    function = functions.obtain(source.key, source)
+    functions.unpack(function, source)
+    assert function.function(2) == 4
+    assert source.asked == ["code"]
+    assert disk.codes == {source.fingerprint: bytes(source.code_)}
+
+
+def test_many_who_need_the_code_on_disk_unpack_it_once() -> None:
+    """All of them have the same function."""
+    source = Source(_double)
+    functions = Functions(shelf=OnDisk(source))
+
+    def obtain(_: int) -> Any:
+        function = functions.obtain(source.key, source)
+        functions.unpack(function, source)
+        return function.function
+
+    assert len({id(outcome) for outcome in at_once(8, obtain)}) == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from jaxd_protocol.trees.references import mark_of
 from jaxd_server.homes import Homes
 
@@ -42,3 +44,13 @@ def test_only_the_last_functions_are_kept() -> None:
     for fingerprint in (A, B, C):
         homes.add(fingerprint, [thing])
     assert homes.of(thing) == ((mark_of(C), 0), (mark_of(B), 0))
+
+
+def test_an_object_is_found_by_its_number() -> None:
+    """In whichever of the functions is here."""
+    homes, thing = Homes(), Thing()
+    homes.add(B, [None, thing])
+    assert homes.at(((mark_of(A), 0), (mark_of(B), 1))) is thing
+    for places in ((), ((mark_of(A), 0),), ((mark_of(B), 2),), ((mark_of(B), -1),)):
+        with pytest.raises(LookupError, match="no function is here"):
+            homes.at(places)

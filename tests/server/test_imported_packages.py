@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,6 +81,20 @@ def test_a_namespace_is_not_old(site: FakeSite) -> None:
     assert texts(packages) == ["im-a was changed from 1 to 2"]
 
 
+def test_a_second_name_of_a_module_does_not_count(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has not loaded it finds nothing by that name, and it is not missing there."""
+    site.install("im-inner", "1", {"im_inner/__init__.py": "", "im_inner/_part.py": ""})
+    part = importlib.import_module("im_inner._part")
+    monkeypatch.setitem(sys.modules, "_im_part", part)
+    packages = ImportedPackages()
+    packages.note()
+    roots = [root for root, _ in packages.imported()]
+    assert "im_inner" in roots
+    assert "_im_part" not in roots
+
+
 def test_looking_again_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that were seen are not looked at again."""
     packages = ImportedPackages()
@@ -93,6 +108,50 @@ def test_looking_again_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("jaxd_server.imported_packages.import_root", note_root)
     packages.note()
     assert asked == []
-    monkeypatch.setitem(sys.modules, "im_new_module", sys)
+    monkeypatch.setitem(sys.modules, "im_new_module", ModuleType("im_new_module"))
     packages.note()
     assert asked == ["im_new_module"]
+
+
+def test_what_another_process_has_imported_is_noted_as_well(site: FakeSite) -> None:
+    """So that a change of it is noticed, also when it came before this process had looked."""
+    files = {"im_there.py": ""}
+    site.install("im-there", "1", files)
+    site.install("im-late", "1", {"im_late.py": ""})
+    packages = ImportedPackages()
+    there, late = package_of("im_there"), package_of("im_late")
+    assert there is not None
+    assert late is not None
+    packages.adopt([("im_there", there), ("im_there", there)])
+    packages.adopt([("im_late", late._replace(version="0"))])
+    assert ("im_there", there) in packages.imported()
+    assert texts(packages) == ["im-late was changed from 0 to 1"]
+    site.install("im-there", "2", files)
+    assert "im-there was changed from 1 to 2" in texts(packages)
+
+
+def test_two_processes_that_have_imported_different_states_are_told_apart(site: FakeSite) -> None:
+    """Whichever of them has the old one: it is not the same that both have."""
+    install(site, "im_mine", "1")
+    importlib.import_module("im_mine")
+    packages = ImportedPackages()
+    assert texts(packages) == []
+    mine = package_of("im_mine")
+    assert mine is not None
+    packages.adopt([("im_mine", mine)])
+    assert texts(packages) == []
+    packages.adopt([("im_mine", mine._replace(version="0"))])
+    assert texts(packages) == ["im_mine was changed from 0 to 1"]
+
+
+def test_what_another_process_has_imported_anew_is_older_here(site: FakeSite) -> None:
+    """The change is told as it came, and once, whoever noticed it."""
+    install(site, "im_older", "1")
+    importlib.import_module("im_older")
+    packages = ImportedPackages()
+    packages.note()
+    mine = package_of("im_older")
+    assert mine is not None
+    install(site, "im_older", "2")
+    packages.adopt([("im_older", mine._replace(version="2"))])
+    assert texts(packages) == ["im_older was changed from 1 to 2"]

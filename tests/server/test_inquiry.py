@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
+import jax
 import numpy as np
 import pytest
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.errors import ProtocolError
+from jaxd_server import inquiry, jax_programs
 from jaxd_server.decisions import describe
 from jaxd_server.inquiry import answer_inquiry
 from tests.server.in_process import Kitchen, Shop, Source, encode
@@ -31,7 +34,9 @@ def ask(kitchen: Kitchen, source: Source, *args: Any, known: bool = True) -> dic
     if known:
         described = describe(pipeline.functions.obtain(source.key, source))
     message = (source.key, skeleton, described.to_message())
-    answer = answer_inquiry(pipeline.decisions, pipeline.executables, "why", message)
+    answer = answer_inquiry(
+        pipeline.decisions, pipeline.executables, pipeline.shelf, "why", message
+    )
     assert json.loads(json.dumps(answer)) == answer
     return answer
 
@@ -150,7 +155,9 @@ def test_recent_lists_the_last_builds(kitchen: Kitchen) -> None:
     for x in (X, X[:3]):
         kitchen.value(source, x)
     pipeline = kitchen.pipeline
-    answer = answer_inquiry(pipeline.decisions, pipeline.executables, "recent", (1,))
+    answer = answer_inquiry(
+        pipeline.decisions, pipeline.executables, pipeline.shelf, "recent", (1,)
+    )
     (decision,) = answer["decisions"]
     assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
 
@@ -170,7 +177,93 @@ def test_what_is_no_question_is_refused(kitchen: Kitchen, verb: str, args: Any) 
     """With the error that the peer's mistakes have."""
     pipeline = kitchen.pipeline
     with pytest.raises(ProtocolError):
-        answer_inquiry(pipeline.decisions, pipeline.executables, verb, args)
+        answer_inquiry(pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args)
+
+
+def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., Kitchen]) -> None:
+    """Nothing is loaded to say so, and once it is loaded it is a hit."""
+    open_kitchen().value(Source(double), X)
+    kitchen, source = open_kitchen(), Source(double)
+    answer = ask(kitchen, source, X)
+    assert (answer["verdict"], answer["differences"]) == ("load", [])
+    assert answer["reason"] == "a compiled program for these arguments is on disk"
+    (program,) = answer["programs"]
+    assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 0)
+    assert ask(kitchen, source)["verdict"] == "load"
+    assert kitchen.counters.snapshot()["executable_loads"] == 0
+    assert source.asked == []
+    kitchen.value(source, X)
+    assert ask(kitchen, source, X)["verdict"] == "hit"
+
+
+def test_other_arguments_than_those_on_disk_compile(open_kitchen: Callable[..., Kitchen]) -> None:
+    """The nearest is what the earlier worker has built."""
+    open_kitchen().value(Source(double), X)
+    answer = ask(open_kitchen(), Source(double), X[:3])
+    assert answer["verdict"] == "compile"
+    assert [each["text"] for each in answer["differences"]] == [
+        "argument x: float32[128,8] → float32[3,8]"
+    ]
+
+
+def test_a_program_that_is_gone_from_the_disk_compiles(
+    open_kitchen: Callable[..., Kitchen],
+) -> None:
+    """Although it is still known that it was there."""
+    open_kitchen().value(Source(double), X)
+    kitchen = open_kitchen()
+    assert kitchen.shelf is not None
+    (kept,) = kitchen.shelf.calls().values()
+    kitchen.shelf.store.remove("programs", kept.program)
+    assert ask(kitchen, Source(double), X)["verdict"] == "compile"
+
+
+def asks_the_host(x: Any) -> Any:
+    """Cannot be kept on disk."""
+    return jax.pure_callback(lambda value: value, np.zeros((), np.float32), x)
+
+
+def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., Kitchen]) -> None:
+    """After a restart, to whoever wonders why it is compiled again."""
+    x = np.float32(1)
+    kitchen, source = open_kitchen(), Source(asks_the_host)
+    kitchen.value(source, x)
+    assert ask(kitchen, source, x)["verdict"] == "hit"
+    kitchen = open_kitchen()
+    answer = ask(kitchen, source, x)
+    assert answer["verdict"] == "compile"
+    assert (
+        "Its program calls back into Python, so it cannot be kept on disk: each new worker makes "
+        "it again." in answer["advice"]
+    )
+    kitchen.value(source, x)
+    assert kitchen.counts()[0] == 1
+    assert ask(kitchen, source, x)["verdict"] == "hit"
+
+
+def test_a_program_that_jax_cannot_write_says_so(
+    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left a note."""
+
+    def refuse(program: Any) -> bytes:
+        raise jax_programs.NotKept("not this one")
+
+    kitchen, source = open_kitchen(), Source(double)
+    with monkeypatch.context() as patched:
+        patched.setattr(jax_programs, "serialize", refuse)
+        kitchen.value(source, X)
+        assert kitchen.shelf is not None
+        kitchen.shelf.flush()
+    ((_, kept),) = kitchen.shelf.calls().items()
+    assert (kept.obstacle, kept.program) == ("unwritten", b"")
+    advice = ask(open_kitchen(), Source(double), X)["advice"]
+    assert any("is one that jax cannot write" in text for text in advice)
+
+
+def test_every_obstacle_is_told_in_words() -> None:
+    """And not by its name."""
+    assert {*get_args(jax_programs.Obstacle), "tokens", "unwritten"} == set(inquiry._OBSTACLES)
 
 
 def test_both_are_answered_over_a_connection(shop: Shop) -> None:

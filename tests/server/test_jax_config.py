@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS
-from jaxd_server.jax_config import CONTEXTS, configured
+from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_server.jax_config import CONTEXTS, configured, pinned, restore_defaults
 from tests.server.staging import join, start
 
 OTHERS: dict[str, Any] = {
@@ -103,3 +103,28 @@ print(restore_defaults())
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+FIXED_OTHERS: dict[str, Any] = {
+    "jax_random_seed_offset": 3,
+    "jax_enable_custom_prng": True,
+    "jax_legacy_prng_key": "error",
+    "jax_softmax_custom_jvp": True,
+    "jax_disable_jit": True,
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *FIXED_OTHERS])
+def test_what_another_function_sets_for_the_process_is_not_seen_while_tracing(name: str) -> None:
+    """Whether the setting travels or not; the one that travels counts."""
+    assert set(FIXED_OTHERS) == set(CONFIG_FIXED)
+    value = {**OTHERS, **FIXED_OTHERS}[name]
+    mine = (("jax_default_matmul_precision", "float32"),)
+    expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS, **dict(mine)}
+    try:
+        with pinned(mine):
+            jax.config.update(name, value)  # type: ignore[no-untyped-call]
+            seen = {each: getattr(jax.config, each) for each in expected}
+            assert seen == expected
+    finally:
+        assert restore_defaults() == [name]

@@ -12,7 +12,7 @@ from jaxd_server.jax_private import (
     is_key_array,
     key_array,
     key_data,
-    key_impl,
+    key_spec,
     live_executables,
     weak_array,
 )
@@ -26,8 +26,9 @@ def test_keys_are_read_as_the_public_api_reads_them(impl: str, count: int | None
     """Their implementation by name, and their numbers."""
     key = jax.random.key(7, impl=impl)
     keys = key if count is None else jax.random.split(key, count)
-    assert key_impl(keys) == str(jax.random.key_impl(keys)) == impl
     data = key_data(keys)
+    assert key_spec(keys.aval) == (impl, data.dtype.name, data.shape)
+    assert impl == str(jax.random.key_impl(keys))
     assert type(data) is np.ndarray
     assert data.dtype == np.uint32
     np.testing.assert_array_equal(data, jax.random.key_data(keys))
@@ -64,6 +65,15 @@ def test_only_typed_keys_are_keys() -> None:
     assert is_key_array(jax.random.split(jax.random.key(0)))
     for other in (jax.random.PRNGKey(0), jnp.ones(2), np.ones(2), 1.0, None):
         assert not is_key_array(other)
+
+
+def test_what_will_be_keys_is_known_while_it_is_traced() -> None:
+    """Nothing else is taken for them."""
+    avals = jax.eval_shape(lambda: {"key": jax.random.key(0, impl="rbg"), "x": jnp.ones((3, 2))})
+    assert key_spec(avals["key"]) == ("rbg", "uint32", (4,))
+    assert key_spec(avals["x"]) is None
+    for value in (jax.random.PRNGKey(0), jnp.ones(2, jnp.bfloat16)):
+        assert key_spec(value.aval) is None
 
 
 def test_an_unknown_implementation_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -102,3 +103,30 @@ def test_many_threads_may_write() -> None:
 
     at_once(8, write)
     assert [len(record.built) for record in ledger.records()] == [8] * 8
+
+
+def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> None:
+    """By the name that it has on disk; others of its key stay as they are."""
+    ledger = Ledger()
+    step, program = described(), executable()
+    for name, size in ((b"first", 1), (b"second", 2)):
+        note = replace(built(PROGRAM, np.zeros(size)), executable=None, name=name)
+        assert (note.is_warm, note.calls) == (False, 0)
+        ledger.add(key_of(step), step, note)
+    program.took(0.1)
+    ledger.attach(key_of(step), b"second", program)
+    record = ledger.find(key_of(step))
+    assert record is not None
+    assert [(each.is_warm, each.calls) for each in record.built] == [(False, 0), (True, 1)]
+
+
+def test_a_program_that_nobody_knows_is_attached_to_nothing() -> None:
+    """Its record was forgotten, which costs no more than a reason."""
+    ledger = Ledger()
+    step = described()
+    ledger.attach(key_of(step), b"name", PROGRAM)
+    assert len(ledger) == 0
+    ledger.add(key_of(step), step, built(PROGRAM, 1.0))
+    ledger.attach(key_of(step), b"name", executable())
+    (record,) = ledger.records()
+    assert record.built == (built(PROGRAM, 1.0),)

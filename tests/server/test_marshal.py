@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from dataclasses import dataclass
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import DefragResult
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.results import RemoteObject, ResultReader, ResultsAs
-from jaxd_protocol.errors import ResultError
-from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.keepsakes import recall
-from jaxd_protocol.packing.table import ClassId, server_table
-from jaxd_server.marshal import pack_result
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.statics import NO_STATICS, Statics
+from jaxd_protocol.trees import dump_literal
+from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.wire import BulkChannel, BulkStream
+from jaxd_server.marshal import (
+    call_order,
+    dynamic,
+    empty_leaves,
+    leaves_of,
+    parse_arguments,
+    read_leaves,
+)
+from tests.server.in_process import encode
 
 
 class Point(NamedTuple):
@@ -23,247 +33,199 @@ class Point(NamedTuple):
     y: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclass
-class Layer:
-    w: Any
-    b: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    w: Any
-    b: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclass(slots=True)
-class Slotted:
-    w: Any
-
-
-class _Node:
-    """One child, and nothing else that counts."""
-
-    child: Any
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        return (self.child,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
-        node = cls.__new__(cls)
-        node.child = children[0]
-        return node
-
-
-@jax.tree_util.register_pytree_node_class
-class Box(_Node):
-    """Keeps a number of its own beside the child."""
-
-    def __init__(self, child: Any) -> None:
-        self.child = child
-        self.label = "a box"
-
-
-class _WithSlot:
-    __slots__ = ("child",)
-
-
-@jax.tree_util.register_pytree_node_class
-class HalfSlotted(_WithSlot, _Node):
-    """Its child is in a slot, and it has a `__dict__` too."""
-
-
-@jax.tree_util.register_pytree_node_class
-class Named(_Node):
-    """Says itself how it is to be pickled."""
-
-    def __reduce__(self) -> Any:
-        return Named, ()
-
-
-@jax.tree_util.register_pytree_node_class
-class Table(dict[str, Any]):
-    """A dict of another class, as some libraries have them."""
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: tuple[Any, ...]) -> Table:
-        return cls(zip(names, values, strict=True))
-
-
-class Count(int):
-    """A number that is more than a number."""
-
-
-CLASSES = {
-    (cls.__module__, cls.__qualname__): cls
-    for cls in (Point, Layer, Frozen, Slotted, Box, HalfSlotted, Named, Table)
-}
-
-
-def home(result: Any, results: ResultsAs = "numpy") -> Any:
-    """What the client makes of a result, when it has sent the classes."""
-    for cls in CLASSES.values():
-        arrived(cls)
-    form, blob, buffers = pack_result(result, None)
-    return ResultReader(CLASSES).read(form.skeleton, blob, buffers, results)
-
-
-def arrived(cls: Any) -> None:
-    """Has the server know a class as one of its clients'."""
-    with server_table.making():
-        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
-        server_table.class_of(name, lambda: cls)
-
-
-def run(tree: Any) -> Any:
-    """The tree as `jax.jit` returns it."""
-    return jax.jit(lambda tree: tree)(tree)
-
-
-def test_plain_containers_come_home_as_they_are() -> None:
-    """With None in its place and the values where they were."""
-    tree = {"b": [np.float32(1), (np.int8(2), None)], "a": (), "c": {}}
-    result = home(run(tree))
-    assert str(jax.tree.structure(result)) == str(jax.tree.structure(tree))
-    assert jax.tree.map(float, result) == {"b": [1.0, (2.0, None)], "a": (), "c": {}}
-
-
-def test_ordered_dicts_keep_their_order() -> None:
-    """Which jax keeps as well."""
-    result = home(run(OrderedDict(z=1.0, a=2.0)))
-    assert type(result) is OrderedDict
-    assert [(name, float(value)) for name, value in result.items()] == [("z", 1.0), ("a", 2.0)]
-
-
-def test_default_dicts_come_home_as_dicts() -> None:
-    """What makes their defaults is code, which does not travel this way."""
-    result = home(run(defaultdict(list, a=1.0)))
-    assert type(result) is dict
-    assert float(result["a"]) == 1.0
-
-
-def test_named_tuples_keep_their_class() -> None:
-    """Nested ones too."""
-    result = home(run(Point(1.0, Point(2.0, None))))
-    assert type(result) is type(result.y) is Point
-    assert (float(result.x), float(result.y.x), result.y.y) == (1.0, 2.0, None)
-
-
-@pytest.mark.parametrize("cls", [Layer, Frozen])
-def test_dataclasses_keep_their_class(cls: Any) -> None:
-    """Frozen ones and those with slots as well."""
-    result = home(run(cls(np.ones(3, np.float32), None)))
-    assert type(result) is cls
-    assert (result.w.tolist(), result.b) == ([1, 1, 1], None)
-
-
-def test_dataclasses_with_slots_keep_their_class() -> None:
-    """They have no `__dict__` to read."""
-    assert home(run(Slotted(2.0))).w == 2.0
-
-
-def test_registered_classes_come_home_with_all_their_attributes() -> None:
-    """Those that jax does not see are part of them too."""
-    box = Box(1.0)
-    result = home(box.tree_unflatten(None, (jnp.asarray(3.0),)))
-    assert type(result) is Box
-    assert float(result.child) == 3.0
-    box.child = jnp.ones(2)
-    leaves, structure = jax.tree.flatten(box)
-    assert home(jax.tree.unflatten(structure, leaves)).child.tolist() == [1, 1]
-
-
-def test_attributes_in_slots_of_a_base_class_come_home() -> None:
-    """A `__dict__` is not always the whole of an instance."""
-    half = HalfSlotted()
-    half.child = jnp.asarray(4.0)
-    assert float(home(half).child) == 4.0
-
-
-def test_objects_that_are_more_than_their_attributes_come_home_through_jax() -> None:
-    """As `jax.jit` makes them: from what is registered for their class."""
-    named = home(Named.tree_unflatten(None, (jnp.ones(1),)))
-    assert type(named) is Named
-    assert named.child.tolist() == [1.0]
-    table = home(Table(a=jnp.ones(1), b=(jnp.zeros(2),)))
-    assert type(table) is Table
-    assert (list(table), table["a"].tolist(), table["b"][0].tolist()) == (["a", "b"], [1], [0, 0])
-
-
-def test_data_that_jax_does_not_see_is_no_data() -> None:
-    """A value in an attribute is part of the structure: the client gets a token for it."""
-    extras: tuple[Any, ...] = (Count(3), np.ones(2), {frozenset(): len})
-    for extra in extras:
-
-        @jax.tree_util.register_pytree_node_class
-        class Holder(_Node):
-            @classmethod
-            def tree_unflatten(cls, _: None, children: tuple[Any], extra: Any = extra) -> Any:
-                holder = super().tree_unflatten(None, children)
-                holder.extra = extra
-                return holder
-
-        arrived(Holder)
-        form, blob, _ = pack_result(Holder.tree_unflatten(None, (jnp.ones(1),)), None)
-        met = {(Holder.__module__, Holder.__qualname__): Holder}
-        found = ResultReader(met).read(form.skeleton, blob, (), "numpy")
-        assert type(found.extra) is RemoteObject
-        assert recall(found.extra.token) is extra
-
-
-def test_a_dict_with_unusual_keys_is_refused() -> None:
-    """Keys are part of the structure, which is data."""
-    with pytest.raises(ResultError, match="keys are not plain values"):
-        home({frozenset({1}): jnp.ones(1)})
-
-
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_typed_keys_come_home(impl: str) -> None:
-    """With their implementation, beside ordinary arrays."""
-    keys = jax.random.split(jax.random.key(1, impl=impl))
-    result = home({"keys": keys, "x": jnp.ones(2)}, "jax")
-    assert result["keys"].dtype == keys.dtype
-    np.testing.assert_array_equal(jax.random.key_data(result["keys"]), jax.random.key_data(keys))
-
-
-def test_weak_types_come_home() -> None:
-    """So that what is computed with a result has the dtype that it has without a server."""
-    weak, strong = home((jnp.asarray(1.0) * 2, jnp.asarray(1.0, jnp.float32)), "jax")
-    assert (weak.weak_type, strong.weak_type) == (True, False)
-
-
-@pytest.mark.parametrize(
-    "dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.bool_, np.complex64, np.uint8]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (100, 100)])
-def test_all_dtypes_and_shapes_come_home(dtype: Any, shape: tuple[int, ...]) -> None:
-    """Small ones in the blob, large ones beside it."""
-    array = jnp.ones(shape, dtype)
-    result = home(array)
-    assert (result.dtype, result.shape) == (array.dtype, shape)
-    np.testing.assert_array_equal(result, np.asarray(array))
-
-
-def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:
-    """The buffer is the memory of the result itself."""
-    array = jnp.arange(10_000, dtype=jnp.float32)
-    _, blob, (buffer,) = pack_result([array, jnp.ones(3)], None)
-    assert len(blob) == 12
-    assert np.frombuffer(buffer, "u1").ctypes.data == array.unsafe_buffer_pointer()
-
-
-def test_the_form_of_a_result_is_found_out_once() -> None:
-    """As long as its structure stays what it was."""
-    form, _, _ = pack_result({"a": jnp.ones(2)}, None)
-    again, blob, _ = pack_result({"a": jnp.zeros(2)}, form)
-    assert again is form
-    assert blob == bytes(8)
-    other, _, _ = pack_result({"b": jnp.ones(2)}, form)
-    assert other is not form
-    assert other.skeleton != form.skeleton
+def there(*args: Any, **kwargs: Any) -> Any:
+    """What the server makes of a call's arguments."""
+    skeleton, blob, buffers = encode(args, kwargs)
+    return read(skeleton, blob, [memoryview(bytearray(buffer)) for buffer in buffers])
+
+
+def read(skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    """The arguments in these bytes."""
+    layout = parse_arguments(skeleton)
+    return layout.build(read_leaves(layout, blob, buffers))
+
+
+def test_arguments_arrive_as_they_were_given() -> None:
+    """Positional and by keyword, numbers as Python's own."""
+    args, kwargs = there(1, 2.5, True, None, 1j, flag=[{"a": np.ones(2, np.int8)}])
+    assert args == (1, 2.5, True, None, 1j)
+    assert [type(value) for value in args[:3]] == [int, float, bool]
+    assert kwargs["flag"][0]["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [3, 10_000])
+def test_arrays_arrive_as_views_of_what_was_received(dtype: Any, size: int) -> None:
+    """Nothing is copied between the socket and jax."""
+    skeleton, blob, buffers = encode((np.ones(size, dtype),))
+    received = [memoryview(bytearray(buffer)) for buffer in buffers]
+    ((array,), _) = read(skeleton, blob, received)
+    assert (array.dtype, array.shape) == (dtype, (size,))
+    assert not array.flags.owndata
+    memory = np.frombuffer(received[0] if received else blob, "u1")
+    assert np.shares_memory(array, memory)
+
+
+@pytest.mark.parametrize("value", [1.5, jnp.pi, 7, 1j])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_weak_arrays_arrive_weak(value: Any, shape: tuple[int, ...]) -> None:
+    """Of every shape: else a result could have another dtype than with `jax.jit`."""
+    given = jnp.full(shape, value)
+    assert given.weak_type
+    ((arrived,), _) = there(given)
+    assert arrived.aval == given.aval
+    np.testing.assert_array_equal(arrived, given)
+
+
+def test_weak_arrays_of_64_bits_arrive_unchanged() -> None:
+    """The client's settings come into force only when the program runs."""
+    with jax.enable_x64(True):
+        number, integer = jnp.asarray(0.1), jnp.asarray(1 << 40)
+        ((first, second), _) = there(number, integer)
+    assert (float(first), int(second)) == (0.1, 1 << 40)
+    assert first.weak_type
+    assert second.weak_type
+
+
+def test_typed_keys_arrive() -> None:
+    """Ready to draw with."""
+    key = jax.random.key(5, impl="rbg")
+    ((arrived,), _) = there(key)
+    assert arrived.dtype == key.dtype
+    np.testing.assert_array_equal(jax.random.bits(arrived, (3,)), jax.random.bits(key, (3,)))
+
+
+def test_named_tuples_of_local_classes_arrive() -> None:
+    """Their class travels along."""
+    ((point,), _) = there(Point(np.ones(2), 1.0))
+    assert type(point).__name__ == "Point"
+    assert (point.x.tolist(), point.y) == ([1, 1], 1.0)
+
+
+def named(module: str, name: str, *names: str) -> bytes:
+    """The skeleton of a call with one named tuple."""
+    children = b"N" * len(names)
+    node = b"U" + dump_literal((module, name)) + dump_literal(names) + children
+    return b"T" + COUNT.pack(2) + b"T" + COUNT.pack(1) + node + b"D" + COUNT.pack(0)
+
+
+def test_named_tuples_of_installed_classes_are_found_by_name() -> None:
+    """Imported when they are not loaded."""
+    fields = ("time", "priority", "sequence", "action", "argument", "kwargs")
+    ((event,), _) = read(named("sched", "Event", *fields), b"", [])
+    import sched
+
+    assert type(event) is sched.Event
+
+
+def test_a_named_tuple_that_is_not_here_is_refused() -> None:
+    """The message says what to install."""
+    with pytest.raises(ProtocolError, match=r"flux\.State.*Install its package"):
+        parse_arguments(named("flux", "State", "a"))
+    with pytest.raises(ProtocolError, match=r"sched\.Nothing"):
+        parse_arguments(named("sched", "Nothing", "a"))
+
+
+def test_a_named_tuple_with_other_fields_is_refused() -> None:
+    """The two ends have different versions of its package."""
+    with pytest.raises(ProtocolError, match="other fields"):
+        parse_arguments(named("sched", "Event", "time"))
+
+
+@pytest.mark.parametrize("skeleton", [b"", b"garbage", b"T\xff\xff\xff\xff", b"\x00"])
+def test_what_is_no_skeleton_is_refused(skeleton: bytes) -> None:
+    """With an error of our own."""
+    with pytest.raises(ProtocolError):
+        parse_arguments(skeleton)
+
+
+def test_data_that_does_not_fit_its_skeleton_is_refused() -> None:
+    """Nothing is read beyond its end."""
+    arrays = (np.ones(3, np.float32), np.ones(5_000, np.float32))
+    skeleton, blob, (buffer,) = encode(arrays)
+    layout = parse_arguments(skeleton)
+    for wrong in ((blob[:-1], [buffer]), (blob, []), (blob, [buffer[:-4]])):
+        with pytest.raises(ProtocolError, match=r"fit|size"):
+            read_leaves(layout, *wrong)
+
+
+def test_jax_takes_a_large_received_array_without_a_copy() -> None:
+    """The program reads the memory into which the socket was read."""
+    ours, theirs = (BulkChannel(BulkStream(sock)) for sock in socket.socketpair())
+    skeleton, blob, buffers = encode((np.ones(1 << 14, np.float32),))
+    theirs.send(b"a call", buffers)
+    frame = ours.recv()
+    ((array,), _) = read(skeleton, blob, frame.buffers)
+    assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
+    for channel in (ours, theirs):
+        channel.close()
+
+
+STATICS = Statics(frozenset({1}), frozenset({"mode"}))
+
+TREES: list[tuple[tuple[Any, ...], dict[str, Any], Statics]] = [
+    ((), {}, NO_STATICS),
+    ((1.0, [2, (3j, None)], {}), {}, NO_STATICS),
+    (({"b": 1.0, "a": {"d": 2.0, "c": 3.0}},), {"z": 4.0, "y": 5.0}, NO_STATICS),
+    (({2: 1.0, 10: 2.0, -1: 3.0}, OrderedDict(b=1.0, a=2.0)), {}, NO_STATICS),
+    ((DefragResult(1.0, {"y": 2.0, "x": 3.0}),), {"d": DefragResult(None, ())}, NO_STATICS),  # type: ignore[arg-type]
+    ((1.0, ("relu", 3), {"b": 2.0, "a": 3.0}), {"mode": "fast", "k": 4.0}, STATICS),
+    ((jax.random.key(0), 7, np.ones((2, 3))), {"mode": None}, STATICS),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "statics"), TREES)
+def test_the_order_of_the_leaves_is_known_from_the_skeleton(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+) -> None:
+    """What the executable takes can be read off the wire without making the tree."""
+    skeleton, blob, buffers = encode(args, kwargs, statics)
+    layout = parse_arguments(skeleton)
+    order = call_order(layout, statics)
+    assert order is not None
+    leaves = read_leaves(layout, blob, buffers)
+    expected = leaves_of(dynamic((args, kwargs), statics))
+    found = [leaves[index] for index in order]
+    assert [np.shape(leaf) for leaf in found] == [np.shape(leaf) for leaf in expected]
+    for leaf, other in zip(found, expected, strict=True):
+        assert jax.numpy.array_equal(leaf, other)
+
+
+def test_pickled_arguments_have_no_order_that_is_known_before() -> None:
+    """How many leaves are in them shows only when they are unpickled."""
+    layout = parse_arguments(encode(({frozenset({1}): 2.0}, 1.0))[0])
+    assert call_order(layout, NO_STATICS) is None
+
+
+def test_static_arguments_are_not_traced() -> None:
+    """Neither those by position nor those by name."""
+    arguments = ((1, 2, 3), {"mode": "fast", "x": 4})
+    assert dynamic(arguments, NO_STATICS) == arguments
+    assert dynamic(arguments, STATICS) == ((1, 3), {"x": 4})
+
+
+def test_a_specification_is_filled_with_zeros() -> None:
+    """Of the shapes, dtypes and weak types that its skeleton says."""
+    key = jax.random.key(3, impl="rbg")
+    args = (1.5, 7, True, 2j, np.ones((2, 3), np.int8), jnp.asarray(2.0), key, [np.ones(9_000)])
+    layout = parse_arguments(encode(args)[0])
+    ((*leaves, (large,)), _) = layout.build(empty_leaves(layout, []))
+    for leaf, given in zip((*leaves, large), (*args[:-1], args[-1][0]), strict=True):
+        assert jax.typeof(leaf) == jax.typeof(given)
+        assert type(leaf) is type(given) or type(given) is np.ndarray
+    assert not np.any(large)
+    assert not np.any(jax.random.key_data(leaves[-1]))
+
+
+def test_a_specification_brings_its_pickled_objects() -> None:
+    """With what travels beside the pickle, which may be zeros."""
+    odd = {frozenset({1}): np.arange(5_000.0)}
+    skeleton, _, buffers = encode((np.ones(9_000), odd))
+    layout = parse_arguments(skeleton)
+    pickle, beside = buffers[-2:]
+    ((array, found), _) = layout.build(empty_leaves(layout, [pickle, memoryview(bytes(beside))]))
+    assert (array.shape, list(found)) == ((9_000,), [frozenset({1})])
+    assert found[frozenset({1})].shape == (5_000,)
+    for wrong in ([], [pickle], [pickle, beside, beside]):
+        with pytest.raises(ProtocolError, match="specification"):
+            empty_leaves(layout, wrong)

@@ -18,16 +18,19 @@ def test_the_default_is_the_local_socket_of_this_environment(runtime: Path) -> N
 
 
 def test_defaults_that_depend_on_the_machine_are_sane() -> None:
-    """At least a gigabyte for messages and one compilation, whatever the machine."""
+    """At least a gigabyte for messages and for programs, and one compilation."""
     options = ServerOptions()
     assert options.budget_bytes >= GIB
+    assert options.program_bytes >= GIB
     assert 1 <= options.builds <= (os.cpu_count() or 1)
 
 
 def test_options_survive_the_way_to_the_worker() -> None:
     """What the host writes as JSON is what the worker reads."""
     listen = (Address.unix("/run/x/y.sock"), Address.tcp("::1", 18861))
-    options = ServerOptions(listen=listen, token_file="/t", idle_timeout_s=1.5, auto=True)
+    options = ServerOptions(
+        listen=listen, token_file="/t", idle_timeout_s=1.5, auto=True, map_share=0.3
+    )
     assert ServerOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
 
 

@@ -225,7 +225,7 @@ def test_a_running_call_is_listed_under_its_name(kitchen: Kitchen) -> None:
     entered, release = threading.Event(), threading.Event()
     seen: list[Any] = []
 
-    def deliver(result: Any, executable: Any) -> Any:
+    def deliver(leaves: Any, executable: Any) -> Any:
         entered.set()
         assert release.wait(PATIENCE_S)
         return (OK, b"", b""), ()
@@ -243,20 +243,20 @@ def test_a_running_call_is_listed_under_its_name(kitchen: Kitchen) -> None:
 
 
 def test_the_call_decides_what_becomes_of_its_result(kitchen: Kitchen) -> None:
-    """What it returns is the reply, and what it raises is the failure."""
+    """It gets the arrays; what it returns is the reply, and what it raises is the failure."""
 
-    def refuse(result: Any, executable: Any) -> Any:
+    def refuse(leaves: Any, executable: Any) -> Any:
         raise ResultError("not this one")
 
     kept: list[Any] = []
 
-    def keep(result: Any, executable: Any) -> Any:
-        kept.append(result)
+    def keep(leaves: Any, executable: Any) -> Any:
+        kept.extend(leaves)
         return (OK, b"kept"), ()
 
     source = Source(double)
     assert kitchen.answer(source.call((2.0,), deliver=keep)) == ((OK, b"kept"), ())
-    assert float(kept[0]) == 4.0
+    assert [float(leaf) for leaf in kept] == [4.0]
     assert failure(kitchen, source, 2.0, deliver=refuse)[2] == "not this one"
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import sys
 
 import pytest
 
 from jaxd_server import reclaimer as module
-from jaxd_server.reclaimer import Reclaimer, map_pressure
+from jaxd_server.memory import MapGauge, Trimmer
+from jaxd_server.reclaimer import Reclaimer
 
 
 class Pool:
@@ -18,9 +18,13 @@ class Pool:
         self.limit = limit
         self.asked: list[int] = []
 
-    def surplus(self) -> int:
-        """What is above the limit."""
-        return max(0, self.held - self.limit)
+    def __len__(self) -> int:
+        """How many there are."""
+        return self.held
+
+    def shrink(self) -> int:
+        """Drops what is above the limit."""
+        return self.reclaim(max(0, self.held - self.limit))
 
     def reclaim(self, count: int) -> int:
         """Drops that many, as far as there are any."""
@@ -30,9 +34,21 @@ class Pool:
         return dropped
 
 
+class Trims(Trimmer):
+    """Counts how often it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = 0
+
+    def freed(self) -> None:
+        """Something was."""
+        self.told += 1
+
+
 def test_each_pool_is_brought_within_its_own_limit() -> None:
     """Those that are within it lose nothing."""
-    reclaimer = Reclaimer()
+    reclaimer = Reclaimer(trimmer=Trims())
     pools = [Pool(5, 3), Pool(2, 3)]
     for pool in pools:
         reclaimer.register(pool)
@@ -41,51 +57,67 @@ def test_each_pool_is_brought_within_its_own_limit() -> None:
 
 
 def test_nothing_is_dropped_without_need() -> None:
-    """Nor is the garbage collector run."""
-    reclaimer = Reclaimer()
+    """And nobody is told that memory was freed."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
     reclaimer.register(Pool(3, 3))
-    runs = [stage["collections"] for stage in gc.get_stats()]
     assert reclaimer.relieve() == 0
-    assert gc.get_stats()[2]["collections"] == runs[2]
+    assert trims.told == 0
 
 
-def test_a_process_short_of_memory_maps_drops_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_garbage_collector_is_not_run_for_what_is_dropped() -> None:
+    """It would hold up every call; who returns the memory is told once for all of it."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    reclaimer.register(Pool(9, 3))
+    runs = gc.get_stats()[2]["collections"]
+    assert reclaimer.relieve() == 6
+    assert gc.get_stats()[2]["collections"] == runs
+    assert trims.told == 1
+
+
+def test_a_process_short_of_memory_maps_drops_until_it_is_not() -> None:
     """Some of each pool, although each is within its limit: at the end of the maps it would die."""
-    monkeypatch.setattr(module, "map_pressure", lambda: 0.6)
-    reclaimer = Reclaimer()
-    pool = Pool(20, 30)
+    pool = Pool(1000, 2000)
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: pool.held / 1600), trimmer=Trims())
     reclaimer.register(pool)
-    assert reclaimer.relieve() == 8
-    assert pool.held == 12
+    assert reclaimer.relieve() == 1000 - pool.held
+    assert 740 < pool.held <= 800
+    assert min(pool.asked[1:]) >= 8
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_pressure_counts_the_maps_of_this_process() -> None:
-    """As a share of what the system allows."""
-    with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
-        limit = int(file.read())
-    before = map_pressure()
-    maps = [mmap.mmap(-1, mmap.PAGESIZE) for _ in range(200)]
-    after = map_pressure()
-    for one in maps:
-        one.close()
-    assert 0 < before < after < 1
-    assert 150 < (after - before) * limit < 400
+def test_where_nothing_can_be_dropped_the_maps_stay_as_they_are() -> None:
+    """What is in use is all that there is, and the build goes on."""
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: 0.9), trimmer=Trims())
+    pool = Pool(0, 5)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 0
+    assert pool.asked == [0, 8]
 
 
-def test_without_proc_there_is_no_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other systems have no such limit."""
+def test_the_share_of_maps_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--map-share` reaches the one who looks."""
+    shares: list[float] = []
+    monkeypatch.setattr(module, "MapGauge", shares.append)
+    Reclaimer(0.25)
+    assert shares == [0.25]
 
-    def missing(*_: object, **__: object) -> None:
-        raise FileNotFoundError
 
-    monkeypatch.setattr("builtins.open", missing)
-    assert map_pressure() == 0.0
+def test_everything_idle_goes_in_an_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the memory goes back at once, cycles and all: a call waits for it."""
+    returned: list[None] = []
+    monkeypatch.setattr(module, "give_back", lambda: returned.append(None))
+    reclaimer = Reclaimer()
+    pool = Pool(5, 9)
+    reclaimer.register(pool)
+    assert reclaimer.reclaim_all() == 5
+    assert pool.asked == [sys.maxsize]
+    assert returned == [None]
 
 
 def test_who_comes_during_a_relief_does_not_wait_and_is_not_forgotten() -> None:
     """The one that is at it looks once more."""
-    reclaimer = Reclaimer()
+    reclaimer = Reclaimer(trimmer=Trims())
 
     class Growing(Pool):
         def reclaim(self, count: int) -> int:
@@ -104,14 +136,14 @@ def test_who_comes_during_a_relief_does_not_wait_and_is_not_forgotten() -> None:
 
 def test_a_relief_that_fails_does_not_prevent_the_next() -> None:
     """The error is its own."""
-    reclaimer = Reclaimer()
+    reclaimer = Reclaimer(trimmer=Trims())
 
     class Failing(Pool):
-        def surplus(self) -> int:
+        def shrink(self) -> int:
             if self.held == 5:
                 self.held += 1
                 raise RuntimeError
-            return super().surplus()
+            return super().shrink()
 
     reclaimer.register(Failing(5, 3))
     with pytest.raises(RuntimeError):

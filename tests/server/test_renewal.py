@@ -8,6 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import WorkerReplaced
 from jaxd_server.admission import Admission
+from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.renewal import Renewal
 from tests.fake_packages import FakeSite
 
@@ -23,7 +24,7 @@ def test_a_change_closes_the_doors_and_is_told(
     admission = Admission()
     begun: list[list[str]] = []
     events: list[tuple[str, dict[str, Any]]] = []
-    renewal = Renewal(admission, begun.append)
+    renewal = Renewal(ImportedPackages(), admission, begun.append)
     renewal.note()
     renewal.look(lambda *event: events.append(event))
     assert (admission.draining, begun, events) == (False, [], [])
@@ -48,7 +49,7 @@ def test_what_a_call_imports_is_watched_too(
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     begun: list[list[str]] = []
-    renewal = Renewal(Admission(), begun.append)
+    renewal = Renewal(ImportedPackages(), Admission(), begun.append)
     site.install("renewed_later", "1", {"renewed_later.py": "1"})
     importlib.import_module("renewed_later")
     renewal.note()

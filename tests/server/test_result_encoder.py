@@ -18,8 +18,8 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.packing.table import server_table
 from jaxd_protocol.trees.references import mark_of
 from jaxd_server.homes import homes
-from jaxd_server.marshal import pack_result
-from tests.server.test_marshal import arrived
+from tests.ids import stable_id
+from tests.server.test_result_forms import arrived, packed
 
 optax = pytest.importorskip("optax")
 
@@ -88,7 +88,7 @@ def home(static: Any, packages: Any = ("optax",)) -> Any:
     homes.add(fingerprint, walked.reach.numbered)
     reach = walked.reach
     own = OwnObjects("reaches", mark_of(fingerprint), reach.numbered, packages, reach.objects)
-    form, blob, _ = pack_result(carrying(static), None)
+    form, blob, _ = packed(carrying(static))
     return ResultReader(MET, own).read(form.skeleton, blob, (), "numpy").static
 
 
@@ -118,7 +118,7 @@ SGD = optax.sgd(0.1)
         {1, 2},
         jax.tree.structure({"a": [1, None]}),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_what_is_no_data_comes_home_as_the_clients_own(static: Any) -> None:
     """Functions, classes, methods, modules, enum members, dtypes, and containers of these."""
@@ -137,7 +137,7 @@ def test_a_callable_that_came_with_an_argument() -> None:
     """Comes home as the object that the client sent last."""
     update = SGD.update
     server_table.callable_of(b"u" * 16, lambda: update)
-    form, blob, _ = pack_result(carrying(update), None)
+    form, blob, _ = packed(carrying(update))
     mine, later = (lambda: 1), (lambda: 2)
     reader = ResultReader({**MET, b"u" * 16: mine})
     assert reader.read(form.skeleton, blob, (), "numpy").static is mine
@@ -146,7 +146,9 @@ def test_a_callable_that_came_with_an_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "static", [lambda: 1, functools.partial(len), optax.adam(0.1).init, threading.Lock()], ids=repr
+    "static",
+    [lambda: 1, functools.partial(len), optax.adam(0.1).init, threading.Lock()],
+    ids=stable_id,
 )
 def test_what_the_client_cannot_have_is_a_token(static: Any) -> None:
     """That says what it is; equal for the same object."""
@@ -176,4 +178,4 @@ def test_a_structure_without_end_is_refused() -> None:
     for _ in range(5000):
         deep = (deep, 1)
     with pytest.raises(ResultError, match="nested too deeply"):
-        pack_result(carrying(deep), None)
+        packed(carrying(deep))

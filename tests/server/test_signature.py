@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,8 @@ import pytest
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import NO_STATICS, Statics
-from jaxd_server.signature import signature_of
+from jaxd_server.signature import lasting_signature, signature_of
+from tests.server.test_result_forms import arrived
 
 FIRST = Statics(frozenset({0}), frozenset({"x"}))
 
@@ -151,3 +155,132 @@ def test_an_object_that_jax_cannot_trace_is_refused() -> None:
         of({"deep": [Setting(1)]})
     with pytest.raises(ArgumentError, match="type str"):
         signature_of((1, "text"), {}, FIRST)
+
+
+def lasting(*args: Any, **kwargs: Any) -> bytes:
+    """The lasting signature of a call without static arguments, of classes that have arrived."""
+    for cls in (Layer, Pair):
+        arrived(cls)
+    return lasting_signature(args, kwargs, NO_STATICS)
+
+
+def lasting_static(value: Any) -> bytes:
+    """That of a call whose argument is static."""
+    return lasting_signature((value,), {}, FIRST)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+class Unknown(NamedTuple):
+    w: Any
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+class Shut:
+    """Hashable, and nothing tells what is in it."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is shut")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *DIFFERENT,
+        (Layer(1.0, 2.0), Pair(1.0, 2.0)),
+        (Layer(1.0, None), Layer(1.0, 2.0)),
+        (Pair(1.0, 2.0), (1.0, 2.0)),
+        ([[1.0], 2.0], [[1.0, 2.0]]),
+        ([[], 1.0], [1.0, []]),
+        ({1: 1.0}, {"1": 1.0}),
+        (jnp.asarray(1.0), np.float32(1)),
+    ],
+)
+def test_the_lasting_signature_tells_all_of_it_apart_too(one: Any, other: Any) -> None:
+    """Structure, classes, names, shapes, dtypes and weak types."""
+    assert lasting(one) != lasting(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1.0, "b": 2}, {"b": 3, "a": 2.0}),
+        (np.ones(3, np.float32), jnp.zeros(3, jnp.float32)),
+        (Layer(1.0, [2.0]), Layer(3.0, [4.0])),
+        (jax.random.key(0), jax.random.key(1)),
+    ],
+)
+def test_values_do_not_count_for_the_lasting_signature(one: Any, other: Any) -> None:
+    """One program can take both."""
+    assert lasting(one) == lasting(other)
+    assert len(lasting(one)) == 16
+
+
+def test_where_an_argument_stands_counts() -> None:
+    """By position or by name, and by which name; not in which order the names come."""
+    found = [lasting(1.0, 2), lasting(2, 1.0), lasting(1.0, x=2), lasting(x=1.0, y=2), lasting()]
+    assert len(set(found)) == 5
+    assert lasting(x=1.0, y=2) == lasting(y=3, x=2.0)
+    assert lasting([1.0, 2.0]) != lasting(1.0, 2.0)
+    assert lasting(1.0) != lasting_static(1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(3, 3.0), (1, True), (0.0, -0.0), (("a", 1), ("a", True)), (None, False), ("1", b"1")],
+)
+def test_static_literals_are_told_apart_in_the_lasting_signature(one: Any, other: Any) -> None:
+    """By type and value."""
+    assert lasting_static(one) != lasting_static(other)
+    assert lasting_static(one) == lasting_static(one)
+
+
+def test_static_objects_count_by_their_content() -> None:
+    """Whatever they think of equality themselves."""
+    assert lasting_static(Setting(1)) == lasting_static(Setting(1))
+    assert lasting_static(Setting(1)) != lasting_static(Setting(2))
+    assert lasting_static(jnp.tanh) == lasting_static(jnp.tanh) != lasting_static(jnp.sin)
+
+
+def test_what_has_no_content_has_no_lasting_signature() -> None:
+    """Nothing would find it again."""
+    with pytest.raises(ValueError, match="has no content"):
+        lasting_static(Shut())
+    with pytest.raises(ValueError, match="known only to one process"):
+        lasting(Unknown(1.0))
+    with pytest.raises(ArgumentError):
+        lasting("text")
+
+
+def test_a_lasting_signature_is_the_same_in_every_process() -> None:
+    """Whatever the seed of its hashes is."""
+    program = (
+        "import numpy as np, jax\n"
+        "from jaxd_protocol.statics import Statics\n"
+        "from jaxd_server.signature import lasting_signature\n"
+        "tree = {'b': np.ones(3), 'a': [1.0, None, {'x': True}], 'k': jax.random.key(0)}\n"
+        "statics = Statics(frozenset({1}), frozenset({'s'}))\n"
+        "kwargs = {'s': frozenset({'a', 'b', 'c'}), 'y': 1}\n"
+        "print(lasting_signature((tree, ('relu', 3)), kwargs, statics).hex())\n"
+    )
+    path = os.pathsep.join(sys.path)
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1

@@ -8,10 +8,12 @@ from jaxd_protocol.errors import MissingPackage, PackageMismatch
 from jaxd_protocol.packages import Package, package_of
 from jaxd_server.skew import Difference, compare, refuse_missing, refuse_or_warn
 from tests.end_to_end.gates import advice
+from tests.identity.projects import needs
 
 
 def ours(module: str) -> Package:
     """A package of this process."""
+    needs(module)
     package = package_of(module)
     assert package is not None
     return package

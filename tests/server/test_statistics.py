@@ -8,7 +8,11 @@ def test_a_new_server_has_counted_nothing() -> None:
     """Every counter is there from the start."""
     snapshot = Counters().snapshot()
     assert snapshot.pop("uptime_s") >= 0
-    assert {"calls", "traces", "compiles", "executable_hits", "executable_loads"} <= set(snapshot)
+    assert set(snapshot) == {
+        *("calls", "failed_calls", "executable_hits", "executable_loads", "programs_shared"),
+        *("traces", "lowers", "compiles", "xla_cache_hits"),
+        *("trace_s", "compile_s", "load_s", "saved_s"),
+    }
     assert set(snapshot.values()) == {0}
 
 
@@ -16,9 +20,9 @@ def test_counters_add_up() -> None:
     """Several in one step, fractions too."""
     counters = Counters()
     counters.add(calls=1, traces=2)
-    counters.add(calls=1, build_s=0.5)
+    counters.add(calls=1, trace_s=0.5)
     snapshot = counters.snapshot()
-    assert (snapshot["calls"], snapshot["traces"], snapshot["build_s"]) == (2, 2, 0.5)
+    assert (snapshot["calls"], snapshot["traces"], snapshot["trace_s"]) == (2, 2, 0.5)
 
 
 def test_a_hit_is_a_call_too() -> None:
@@ -56,4 +60,7 @@ def test_counting_ends_idleness() -> None:
     counters._last_activity -= 100.0
     assert counters.idle_s >= 100.0
     counters.hit()
+    assert counters.idle_s < 100.0
+    counters._last_activity -= 100.0
+    counters.add()
     assert counters.idle_s < 100.0

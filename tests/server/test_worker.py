@@ -22,7 +22,8 @@ from tests.live_server import LiveServer, source_environment
 STATUS = {
     *("calls", "traces", "compiles", "executable_hits", "executable_loads", "executables"),
     *("functions", "values", "bytes_received", "bytes_sent", "uptime_s", "epoch", "connections"),
-    *("running_calls", "running", "idle_s", "phase"),
+    *("running_calls", "running", "idle_s", "phase", "lowers", "programs", "programs_shared"),
+    *("trace_s", "compile_s", "load_s", "saved_s", "disk_bytes", "disk_files"),
 }
 
 

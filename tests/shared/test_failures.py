@@ -8,7 +8,12 @@ import pytest
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
-from jaxd_protocol.failures import describe_failure, is_failure, rebuild_failure
+from jaxd_protocol.failures import (
+    ForwardedFailure,
+    describe_failure,
+    is_failure,
+    rebuild_failure,
+)
 from jaxd_protocol.wire import Frame
 from jaxd_protocol.wire.connection import _usual_message, encode_reply
 
@@ -215,3 +220,10 @@ def test_a_failure_is_told_by_its_exact_type() -> None:
     assert is_failure(failure, errors.WorkerReplaced)
     assert not is_failure(failure, errors.ServerDraining)
     assert not is_failure(("elsewhere", *failure[1:]), errors.WorkerReplaced)
+
+
+def test_a_failure_of_another_process_is_passed_on_as_it_is() -> None:
+    """With the traceback of the process that it was raised in."""
+    failure = describe_failure(Plain("there"))
+    assert describe_failure(ForwardedFailure(failure)) is failure
+    assert str(ForwardedFailure(failure)) == "there"

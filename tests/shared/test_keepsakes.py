@@ -46,3 +46,35 @@ def test_the_table_of_this_process() -> None:
     assert keepsakes.recall(keepsakes.keep(thing)) is thing
     with pytest.raises(ArgumentError):
         keepsakes.recall(b"?" * 16)
+
+
+def test_a_promise_is_kept_when_it_is_recalled() -> None:
+    """And not before; it has one token, however often it is given."""
+    kept, things = Keepsakes(), [Thing()]
+    token = kept.promise("thing", things.pop)
+    assert kept.promise("thing", things.clear) == token
+    assert len(things) == 1
+    assert isinstance(kept.recall(token), Thing)
+    assert things == []
+
+
+@pytest.mark.parametrize("error", [LookupError, ImportError, AttributeError])
+def test_a_promise_that_cannot_be_kept_is_as_if_it_were_gone(error: type[Exception]) -> None:
+    """The message says what to do."""
+
+    def find() -> None:
+        raise error
+
+    kept = Keepsakes()
+    with pytest.raises(ArgumentError, match="Call the function that returned it once more"):
+        kept.recall(kept.promise("thing", find))
+
+
+def test_promises_that_were_used_last_are_kept_as_objects_are() -> None:
+    """One that was let go has another token the next time."""
+    kept = Keepsakes(limit=1)
+    token = kept.promise("thing", Thing)
+    kept.keep(Thing())
+    with pytest.raises(ArgumentError):
+        kept.recall(token)
+    assert kept.promise("thing", Thing) != token

@@ -14,6 +14,8 @@ import pytest
 
 from tests.shared.jax_objects.by_value import run
 
+pytestmark = pytest.mark.soak
+
 LIBRARIES = {
     "trees": "jax",
     "linen": "flax",

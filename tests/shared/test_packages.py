@@ -18,6 +18,7 @@ from jaxd_protocol.packages import (
     still_current,
 )
 from tests.fake_packages import FakeSite
+from tests.identity.projects import needs
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def touch(info: Path) -> None:
 )
 def test_it_names_the_distribution_as_pip_does(module: str, distribution: str) -> None:
     """Also where the import has another name, and where nothing was imported."""
+    needs(module.partition(".")[0])
     package = known(module)
     assert package.name.lower() == distribution
     assert package.version == metadata.version(distribution)
@@ -101,6 +103,7 @@ def test_a_copy_of_a_working_tree_is_installed(site: FakeSite) -> None:
 
 def test_nothing_is_imported_and_little_is_loaded() -> None:
     """A client asks before its first call."""
+    needs("google")
     code = (
         "import sys; from jaxd_protocol.packages import package_of;"
         "assert package_of('jax') and package_of('numpy') and package_of('google.protobuf');"

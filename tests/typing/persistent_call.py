@@ -8,6 +8,7 @@ from typing import Any, assert_type
 
 import jaxd
 from jaxd import Client, persistent_call
+from jaxd.warming import Verdict, Warmed
 
 
 @persistent_call
@@ -40,6 +41,13 @@ def results_have_the_functions_type() -> None:
     assert_type(plain(1.0), bytes)
     assert_type(plain.submit(1.0), Future[bytes])
     assert_type(bare.fingerprint, str)
+
+
+def warming_takes_specs_in_place_of_arrays(spec: object) -> None:
+    """So its arguments are of any type."""
+    assert_type(bare.warm(spec, 3), Warmed)
+    assert_type(with_options.warm({"w": spec}, mode="a").verdict, Verdict)
+    assert_type(bare.clear(), int)
 
 
 async def coroutines_have_it_as_well() -> None:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxd.commands.places import add_json_option, add_server_option, named_or_local, print_json
+from jaxd.commands.words import duration
 from jaxd.control_client import ask
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path, somebody_answers
 from jaxd_protocol.errors import NoServer
+from jaxd_protocol.terminal import size
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
@@ -73,13 +75,13 @@ def _lines(address: Address, report: Report) -> list[str]:
     lines = [f"{'server':<9} {address}", f"{'state':<9} {_state(report)}"]
     if host:
         lines.append(
-            f"{'host':<9} process {host['pid']}, up {_duration(host['uptime_s'])}, "
+            f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
             f"{host['restarts']} restarts of the worker"
         )
     if "calls" in seen:
         lines += _counters(seen)
     lines += [
-        f"{'running':<9} {call['function']} for {_duration(call['seconds'])}"
+        f"{'running':<9} {call['function']} for {duration(call['seconds'])}"
         for call in seen.get("running", ())
     ]
     if host.get("log"):
@@ -90,7 +92,7 @@ def _lines(address: Address, report: Report) -> list[str]:
 def _state(report: Report) -> str:
     state: str = report["worker_state"]
     if state == "busy":
-        return f"busy: no word from the worker for {_duration(report['worker_silent_s'])}"
+        return f"busy: no word from the worker for {duration(report['worker_silent_s'])}"
     return state
 
 
@@ -99,25 +101,19 @@ def _counters(seen: Report) -> list[str]:
         return f"{seen.get(name, 0):,} {name.removeprefix('executable_').replace('_', ' ')}"
 
     did = ("calls", "traces", "compiles", "executable_hits", "executable_loads")
-    holds = ("functions", "executables", "values", "connections")
-    received, sent = _size(seen.get("bytes_received", 0)), _size(seen.get("bytes_sent", 0))
+    holds = ("functions", "executables", "programs", "values", "connections")
+    received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
+        f"{'paid':<9} {_paid(seen)}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
+        f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
         f"{'traffic':<9} {received} received, {sent} sent",
     ]
 
 
-def _duration(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+def _paid(seen: Report) -> str:
+    """What programs have cost, and what others were spared."""
+    names = ("trace_s", "compile_s", "load_s", "saved_s")
+    trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)
+    return f"{trace} tracing, {compile_} compiling, {load} loading; saved {saved}"

@@ -39,8 +39,9 @@ def private_server(directory: str) -> Iterator[str]:
         ServerStartFailed: when it does not start; quotes the end of its log.
     """
     files = LocalServerFiles(os.path.join(directory, "server"))
+    cache = os.path.join(directory, "cache")  # not what an earlier demo has left on disk
     try:
-        with _without(JAX_CACHE_VARIABLES):
+        with _environment(JAX_CACHE_VARIABLES, JAXD_CACHE_DIR=cache):
             start_background(files)
         yield str(Address.unix(files.socket))
     except ServerStartFailed:
@@ -61,13 +62,17 @@ def counters_now(address: str, names: Sequence[str]) -> Counters:
 
 
 @contextmanager
-def _without(names: Sequence[str]) -> Iterator[None]:
-    """Hides environment variables from the processes that are started meanwhile."""
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+def _environment(without: Sequence[str], **given: str) -> Iterator[None]:
+    """For the processes that are started meanwhile: some variables hidden, some given."""
+    names = (*without, *given)
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ.update(given)
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        for name in given:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _stop_at_once(files: LocalServerFiles) -> None:

@@ -17,11 +17,12 @@ Each carries a token as well, by which the server finds its object again when it
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["Reference", "load_reference", "mark_of"]
+__all__ = ["Reference", "load_reference", "mark_of", "with_tokens"]
 
 _SHAPES: Final[dict[str, tuple[type, ...]]] = {
     "n": (tuple,),
@@ -66,6 +67,32 @@ def load_reference(value: Any) -> Reference:
         if tuple(map(type, reference.detail)) == _SHAPES.get(reference.kind):
             return reference
     raise ProtocolError("a tree's skeleton has a reference that cannot be read.")
+
+
+def with_tokens(
+    skeleton: bytes, references: Iterable[Reference], token_of: Callable[[Reference], bytes]
+) -> bytes:
+    """The skeleton with other tokens in its references, as another process has them.
+
+    Args:
+        skeleton: what a process wrote.
+        references: those that are in it.
+        token_of: the token of the other process, as long as the one that it replaces.
+    """
+    for reference in references:
+        skeleton = _with_token(skeleton, reference, token_of)
+    return skeleton
+
+
+def _with_token(
+    skeleton: bytes, reference: Reference, token_of: Callable[[Reference], bytes]
+) -> bytes:
+    if reference.kind == "m":  # what it is bound to has a token of its own
+        skeleton = _with_token(skeleton, load_reference(reference.detail[0]), token_of)
+    if not reference.token:
+        return skeleton
+    # Sixteen random bytes: nothing else in a skeleton looks like them.
+    return skeleton.replace(reference.token, token_of(reference))
 
 
 def mark_of(fingerprint: bytes) -> bytes:

@@ -70,6 +70,11 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
             "traces": 1,
             "executable_hits": 2,
             "bytes_received": 64e6,
+            "trace_s": 1.25,
+            "compile_s": 600.0,
+            "saved_s": 7200.0,
+            "disk_bytes": 8192,
+            "disk_files": 2000,
             "running": [{"function": "train_step", "seconds": 300.0}],
         },
         "worker_state": "ready",
@@ -80,7 +85,9 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "state     ready\n"
         "host      process 7, up 2 h, 0 restarts of the worker\n"
         "did       12,345 calls, 1 traces, 0 compiles, 2 hits, 0 loads\n"
-        "holds     0 functions, 0 executables, 0 values, 0 connections\n"
+        "paid      1.2 s tracing, 10 min compiling, 0.00 s loading; saved 2 h\n"
+        "holds     0 functions, 0 executables, 0 programs, 0 values, 0 connections\n"
+        "disk      8.19 kB in 2,000 files\n"
         "traffic   64 MB received, 0 B sent\n"
         "running   train_step for 5 min\n"
         "log       /l"

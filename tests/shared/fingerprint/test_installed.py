@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from jaxd_protocol.errors import PackingError
+from tests.ids import stable_id
 from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
 
 
@@ -23,7 +24,7 @@ def test_what_is_installed_is_named_and_not_looked_at() -> None:
     assert part_names(made)[0] == "function: function f"
 
 
-@pytest.mark.parametrize("value", [10, [1, 2], {"a": 1}, lambda x: x], ids=str)
+@pytest.mark.parametrize("value", [10, [1, 2], {"a": 1}, lambda x: x], ids=stable_id)
 def test_what_somebody_has_put_there_counts_and_travels(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

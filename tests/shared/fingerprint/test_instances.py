@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ids import stable_id
 from tests.shared.fingerprint.defining import digest_of, function, seen
 
 
@@ -112,7 +113,7 @@ def test_a_reducer_that_was_registered_says_it() -> None:
         (PurePosixPath("a"), PurePosixPath("b")),
         (Plain(1, 1), Stated(1, 1)),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_what_a_container_or_value_holds_counts(one: Any, other: Any) -> None:
     """Items, keys, and what else it is made of."""

@@ -15,6 +15,7 @@ import pytest
 
 from jaxd_protocol.fingerprint.pristine import is_plain_data, is_pristine
 from jaxd_protocol.installed import is_local_module
+from tests.ids import stable_id
 
 
 def mine(x: Any) -> Any:
@@ -80,7 +81,7 @@ def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value
         ("weights", np.zeros(2)),
         ("settings", Mine()),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_what_somebody_may_have_put_there_is_not(name: str, value: Any) -> None:
     """The user's functions, however they are wrapped, functions of another name, and data."""
@@ -95,7 +96,7 @@ def test_a_function_from_another_package_is_not_its_own() -> None:
 @pytest.mark.parametrize(
     "value",
     [1, "a", None, [], [1, [2.0, ("a", b"b")]], {"a": {1, 2}, (1, 2): frozenset({3})}],
-    ids=repr,
+    ids=stable_id,
 )
 def test_plain_data_is_what_holds_only_plain_values(value: Any) -> None:
     """Keys included."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, constant, digest, tag
+from tests.ids import stable_id
 
 VALUES = [
     *(None, True, False, 0, 1, -1, 10, 1 << 62, -(1 << 62), 1 << 5000, (1 << 5000) + 1),
@@ -49,7 +50,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("value", [Level.LOW, Text("a"), [], (), {}, object(), int], ids=repr)
+@pytest.mark.parametrize("value", [Level.LOW, Text("a"), [], (), {}, object(), int], ids=stable_id)
 def test_what_is_more_than_its_value_is_no_atom(value: Any) -> None:
     """An instance of a subclass, a container, a class."""
     assert atom(value) is None

@@ -17,6 +17,7 @@ import pytest
 
 from jaxd_protocol.packing import pack, unpack
 from jaxd_protocol.packing.misc import DISPATCH, reduce_stream
+from tests.ids import stable_id
 from tests.shared.packing.processes import arrive
 
 
@@ -130,7 +131,7 @@ def test_a_cached_function_arrives_with_an_empty_cache() -> None:
         1j,
         ...,
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_values_of_pythons_own_types_arrive(value: Any) -> None:
     """Equal, and of the same type."""

@@ -15,6 +15,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.packing import pack, pack_function, unpack, unpack_function
+from tests.identity.projects import needs
 from tests.shared.packing.processes import arrive, call_there, pack_there, run, write
 
 
@@ -95,6 +96,7 @@ def untouched():
 
 def test_what_somebody_has_patched_travels_along(tmp_path: Path) -> None:
     """However the function gets at the module; the server's own stays as it is."""
+    needs("optax")
     names = ["by_global", "by_import", "untouched"]
     packed = pack_there(write(tmp_path / "author", {"patched.py": PATCHED}), "patched", names)
     assert call_there(tmp_path, packed) == {

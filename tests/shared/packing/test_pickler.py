@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.packing import pack, unpack
+from tests.identity.projects import needs
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 
 SHARED = [1]
@@ -133,30 +134,44 @@ def of_nnx():
 """
 
 
-def test_what_belongs_to_jax_and_its_libraries_arrives(tmp_path: Path) -> None:
+RESULTS = {
+    "transforms": "([0.0, 2.0, 16.0], [0.0, 5.0, 20.0], [0.0, 5.0, 20.0])",
+    "is_array": "(True, True)",
+    "by_name": "([1.0], True)",
+    "lowered": "([2.0], True)",
+    "derivative": "6.0",
+    "itself": "2.0",
+    "flax": "{'bias': (1,), 'kernel': (3, 1)}",
+    "equinox": "([7.0, 7.0], 1.0)",
+    "of_nnx": "(1, 3)",
+}
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of somebody who uses jax and its libraries."""
+    for library in ("equinox", "flax", "optax"):
+        needs(library)
+    return write(tmp_path_factory.mktemp("author"), {"models.py": JAX})
+
+
+@pytest.fixture(scope="module")
+def packed(author: Path) -> dict[str, bytes]:
+    """What is in that folder."""
+    return pack_there(author, "models", RESULTS, PYTHONHASHSEED="1")
+
+
+def test_what_belongs_to_jax_and_its_libraries_arrives(
+    packed: dict[str, bytes], tmp_path: Path
+) -> None:
     """Transformed functions, jitted ones, models of flax and equinox."""
-    expected = {
-        "transforms": "([0.0, 2.0, 16.0], [0.0, 5.0, 20.0], [0.0, 5.0, 20.0])",
-        "is_array": "(True, True)",
-        "by_name": "([1.0], True)",
-        "lowered": "([2.0], True)",
-        "derivative": "6.0",
-        "itself": "2.0",
-        "flax": "{'bias': (1,), 'kernel': (3, 1)}",
-        "equinox": "([7.0, 7.0], 1.0)",
-        "of_nnx": "(1, 3)",
-    }
-    packed = pack_there(write(tmp_path / "author", {"models.py": JAX}), "models", expected)
     assert max(map(len, packed.values())) < 10_000
-    assert call_there(tmp_path, packed) == expected
+    assert call_there(tmp_path, packed) == RESULTS
 
 
-def test_models_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
+def test_models_are_equal_bytes_in_every_process(packed: dict[str, bytes], author: Path) -> None:
     """Classes of flax and equinox among them."""
-    author = write(tmp_path, {"models.py": JAX})
-    names = ["flax", "equinox", "derivative", "transforms"]
-    first, second = (pack_there(author, "models", names, PYTHONHASHSEED=seed) for seed in "12")
-    assert first == second
+    assert pack_there(author, "models", RESULTS, PYTHONHASHSEED="2") == packed
 
 
 def test_functions_that_jax_has_by_name_stay_small() -> None:

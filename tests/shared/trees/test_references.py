@@ -6,7 +6,7 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees import dump_literal
-from jaxd_protocol.trees.references import Reference, load_reference, mark_of
+from jaxd_protocol.trees.references import Reference, load_reference, mark_of, with_tokens
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,17 @@ def test_a_mark_does_not_give_the_fingerprint_away() -> None:
     """It names a function only to those who know it."""
     assert mark_of(b"a" * 16) == mark_of(b"a" * 16) != mark_of(b"b" * 16)
     assert mark_of(b"a" * 16) != b"a" * 16
+
+
+def test_a_skeleton_gets_the_tokens_of_another_process() -> None:
+    """Those of owners of methods as well; what has no token gets none."""
+    owner = Reference("i", ("m", "f"), b"o" * 16, "owner")
+    found = [
+        Reference("m", (owner.plain(), "apply"), b"m" * 16, "method"),
+        Reference("d", ("int8",), b"", "dtype"),
+    ]
+    skeleton = b"L" + b"".join(b"R" + dump_literal(one.plain()) for one in found)
+    other = {"owner": b"O" * 16, "method": b"M" * 16}
+    changed = with_tokens(skeleton, found, lambda reference: other[reference.about])
+    assert changed == skeleton.replace(b"o" * 16, b"O" * 16).replace(b"m" * 16, b"M" * 16)
+    assert changed != skeleton

@@ -23,6 +23,7 @@ from jaxd_protocol.wire.connection import (
     encode_reply,
     encode_request,
 )
+from tests.ids import stable_id
 from tests.shared.wire.by_hand import streams
 
 
@@ -158,7 +159,7 @@ def test_an_exception_of_a_stock_peer_is_only_named(end: Recorder) -> None:
     assert "its traceback" in str(error)
 
 
-@pytest.mark.parametrize("value", [[1], {}, np.zeros(2), object(), print, ([],)], ids=repr)
+@pytest.mark.parametrize("value", [[1], {}, np.zeros(2), object(), print, ([],)], ids=stable_id)
 def test_nothing_is_sent_by_reference(end: Recorder, value: object) -> None:
     """What brine does not take is refused where it is sent."""
     with pytest.raises(TypeError):

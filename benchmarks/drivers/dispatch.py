@@ -1,0 +1,50 @@
+"""One warm executable as the server calls it, beside `jax.jit`, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.answering import answer_requests, each
+from jaxd_server import jax_programs
+from jaxd_server.executable import Executable
+from jaxd_server.programs import Program
+from jaxd_server.result_forms import result_form
+
+
+def double(tree: Any) -> Any:
+    """What it computes costs nothing."""
+    return jax.tree.map(lambda x: x * 2, tree)
+
+
+def executable_of(argument: Any) -> Executable:
+    """The function for that argument, as a server holds it."""
+    lowered = jax.jit(double).lower(argument)
+    form = result_form(jax_programs.out_leaves(lowered), lowered.out_tree)
+    return Executable("double", b"", Program(b"", jax_programs.compile_flat(lowered)), form)
+
+
+def _run(call: Callable[[Any], Any], argument: Any) -> None:
+    jax.block_until_ready(call(argument))  # type: ignore[no-untyped-call]
+
+
+def main() -> None:
+    """Measures until the input closes."""
+    jax_programs.prepare()
+    jitted = jax.jit(double)
+    one = np.ones(16, np.float32)
+    fifty = {f"k{index}": np.ones(4, np.float32) for index in range(50)}
+    measurements = {}
+    for name, argument in (("one", one), ("fifty", fifty)):
+        executable, leaves = executable_of(argument), jax.tree.leaves(argument)
+        measurements[f"{name}, executable"] = each(partial(_run, executable, leaves))
+        measurements[f"{name}, jit"] = each(partial(_run, jitted, argument))
+    answer_requests(measurements)
+
+
+if __name__ == "__main__":
+    main()

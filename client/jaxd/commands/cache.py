@@ -1,0 +1,92 @@
+"""`jaxd cache`: the programs that are kept on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jaxd.caller import Caller
+from jaxd.client import Client
+from jaxd.commands.places import add_server_option, print_json
+from jaxd.settings import Settings
+from jaxd.why import asked_server
+from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
+
+__all__ = ["SUMMARY", "run"]
+
+SUMMARY = "look at the programs that are kept on disk; check or remove them"
+
+COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.cache_command")
+
+_SAMPLE: Final = 3
+
+
+def run(words: Sequence[str]) -> int:
+    """Hands the words to the command that knows the folder; returns its exit code.
+
+    `verify` asks a running server besides to build some programs anew and to compare.
+
+    When none can, the files are still checked, and it is said why nothing was built.
+    """
+    if words[:1] != ["verify"] or not {"-h", "--help"}.isdisjoint(words):
+        os.execv(COMMAND[0], [*COMMAND, *words])  # noqa: S606  no shell is wanted
+    return _verify(words[1:])
+
+
+def _verify(words: Sequence[str]) -> int:
+    """0 when all is as it was written and built; 1 when something is not, or no server tells."""
+    own, rest = _parser().parse_known_args(words)
+    as_json = "--json" in rest
+    done = subprocess.run(
+        [*COMMAND, "verify", *rest],
+        stdout=subprocess.PIPE if as_json else None,
+        text=True,
+        check=False,
+    )
+    if done.returncode > 1:
+        return done.returncode
+    answer, error = _ask(own) if own.sample else (None, None)
+    if as_json:
+        why = {"programs_error": str(error)} if error else {}
+        print_json({**json.loads(done.stdout or "{}"), "programs": answer, **why})
+    elif answer is not None:
+        print(_text(answer))
+    if error:
+        print(f"jaxd: no program was built anew: {error}", file=sys.stderr)
+    is_wrong = bool(done.returncode or (answer and answer["different"]))
+    return 1 if is_wrong or (error and not _is_usual(error, own)) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """For what the other command does not know."""
+    parser = argparse.ArgumentParser(prog="jaxd cache verify", add_help=False, allow_abbrev=False)
+    add_server_option(parser)
+    parser.add_argument("--sample", type=int, default=_SAMPLE, metavar="N")
+    return parser
+
+
+def _ask(own: argparse.Namespace) -> tuple[Mapping[str, Any] | None, JaxdError | None]:
+    """What a server finds that builds some programs anew, or why none does."""
+    try:
+        settings = Settings.resolve(server=own.server)
+        with Client(asked_server(Caller(settings))) as client:
+            return client.caller.ask("verify", own.sample), None
+    except JaxdError as error:
+        return None, error
+
+
+def _is_usual(error: JaxdError, own: argparse.Namespace) -> bool:
+    """Whether nobody expected more: no server runs, or the one that does keeps nothing on disk."""
+    return own.server is None and isinstance(error, NoServer | ConfigurationError)
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    lines = [f"not the same when built anew: {each}" for each in answer["different"]]
+    count = f"{answer['checked']} programs built anew, {answer['same']} of them the same"
+    skipped = len(answer["skipped"])
+    return "\n".join([*lines, f"{count}, {skipped} skipped" if skipped else count])

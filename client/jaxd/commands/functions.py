@@ -1,0 +1,103 @@
+"""`jaxd functions`: what a server has built, what that cost, and what it saved."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jaxd.caller import Caller
+from jaxd.client import Client
+from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.words import ago, cut, duration
+from jaxd.settings import Settings
+from jaxd.why import asked_server
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.terminal import size, table
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "list what is compiled, what that cost and what it has saved"
+EXAMPLE = "jaxd functions --sort saved"
+
+_NO_SERVER: Final = 3
+_WIDEST: Final = 40
+_SHOWN_DIGITS: Final = 8
+
+Row = Mapping[str, Any]
+
+_SORTS: Final = {
+    "calls": lambda row: -row["calls"],
+    "saved": lambda row: -row["saved_s"],
+    "bytes": lambda row: -_bytes(row),
+    "last": lambda row: float("inf") if row["last_use_s"] is None else row["last_use_s"],
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--sort",
+        choices=tuple(_SORTS),
+        default="last",
+        help="most calls, most seconds saved, most bytes, or used last (default) first",
+    )
+    add_server_option(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+
+    Raises:
+        JaxdError: when a server runs but does not tell us.
+    """
+    try:
+        settings = Settings.resolve(server=arguments.server)
+        with Client(asked_server(Caller(settings))) as client:
+            report = client.caller.ask("functions")
+            server = str(client.caller.address)
+    except NoServer as error:
+        print(f"jaxd: {error}", file=sys.stderr)
+        return _NO_SERVER
+    rows = sorted(report["functions"], key=_SORTS[arguments.sort])
+    if arguments.json:
+        print_json({"server": server, "functions": rows, "totals": report["totals"]})
+    else:
+        print(_text(rows, report["totals"]))
+    return 0
+
+
+def _text(rows: Sequence[Row], totals: Row) -> str:
+    if not rows:
+        return "nothing is compiled, in memory or on disk"
+    head = ("key", "function", "arguments", "where", "calls", "last use", "built", "saved", "size")
+    count = "1 program" if len(rows) == 1 else f"{len(rows)} programs"
+    built, saved = duration(totals["build_s"]), duration(totals["saved_s"])
+    return (
+        f"{table([head, *map(_cells, rows)])}\n"
+        f"{count}; since the server's worker started, {built} of building and {saved} saved"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shared = row["shared_with"]
+    return (
+        row["key"][:_SHOWN_DIGITS],
+        cut(row["name"], _WIDEST),
+        cut(row["arguments"], _WIDEST),
+        row["state"],
+        f"{row['calls']:,}",
+        ago(row["last_use_s"]),
+        duration(row["build_s"]),
+        duration(row["saved_s"]),
+        size(_bytes(row)) + (f", shared by {shared + 1}" if shared else ""),
+    )
+
+
+def _bytes(row: Row) -> int:
+    """What it takes where it is: in memory, or on disk."""
+    if row["state"] == "disk":
+        return int(row["disk_bytes"])
+    return int(row["host_bytes"] + row["device_bytes"])

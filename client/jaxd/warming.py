@@ -1,0 +1,188 @@
+"""Programs that are built before anybody calls them: `f.warm(...)`, `f.clear()`, `jaxd warm`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from jaxd.caller import Caller, Encoded
+from jaxd.specs import encode_specs
+from jaxd_protocol.calls import FAILED, WARM, Options
+from jaxd_protocol.descriptions import Description
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.recipes import Recipe, RecordedCall, load_recipes
+
+if TYPE_CHECKING:
+    from jaxd.identity import Spec
+
+__all__ = [
+    "Recorded",
+    "Recording",
+    "Verdict",
+    "Warmed",
+    "Warming",
+    "encode_warming",
+    "forget",
+    "recipes_since",
+    "start_of_recipes",
+    "warm",
+]
+
+Verdict = Literal["hit", "load", "compile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What was done to have a program ready.
+
+    Attributes:
+        verdict: `hit`: it was ready; `load`: it was on disk; `compile`: it was made.
+        seconds: how long that took.
+        kept: whether it is on disk, for later servers; None: nobody says.
+    """
+
+    verdict: Verdict
+    seconds: float
+    kept: bool | None = None
+
+
+class Warming(Encoded):
+    """A call that is not to be run; it brings no data but what is pickled in it."""
+
+    __slots__ = ()
+
+    @property
+    def message(self) -> tuple[Any, ...]:
+        """The arguments of the request `call`."""
+        *values, flags = super().message
+        return (*values, flags | WARM)
+
+
+def encode_warming(
+    caller: Caller, spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
+) -> Warming:
+    """What warms a function for calls with such arguments, ready to be sent.
+
+    Raises:
+        ArgumentError, TracerError, PackingError: when an argument cannot travel.
+    """
+    caller.remember(spec)
+    identity = spec.identity
+    with identity.shipping():
+        skeleton, buffers = encode_specs(args, kwargs, identity.statics, {})
+    return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
+
+
+def warm(caller: Caller, call: Encoded) -> Warmed:
+    """Has the server build a program, or load it; returns when it can be called.
+
+    Raises:
+        BaseException: what the function raised while it was traced.
+        JaxdError: when the server could not be asked.
+    """
+    value, _ = caller.reply(call)
+    if value[0] == FAILED:
+        raise rebuild_failure(value[1])
+    report = json.loads(value[1])
+    return Warmed(report["verdict"], report["seconds"], report.get("kept"))
+
+
+def forget(caller: Caller | None, spec: Spec) -> int:
+    """Drops what the server has built of a function, on disk as well; returns how many programs.
+
+    Raises:
+        NoServer: with `JAXD_INLINE=1`, and when the server cannot be reached.
+    """
+    if caller is None:
+        raise NoServer(
+            "JAXD_INLINE=1 means that this process uses no server, so there is nothing to be "
+            "cleared. What jax keeps in this process, jax.clear_caches() drops."
+        )
+    identity = spec.identity
+    known = {each.key for pinned in identity.pinned.values() for each in pinned.specs.values()}
+    known |= {each.key for each in identity.specs.values()}
+    return sum(caller.ask("forget", key)["executables"] for key in sorted(known))
+
+
+# what was recorded ------------------------------------------------------------------------------
+
+
+def start_of_recipes(caller: Caller) -> str:
+    """A mark for `recipes_since`: this moment of the server."""
+    return str(_ask_recipes(caller, "")[0]["mark"])
+
+
+class Recording(NamedTuple):
+    """What was called since a mark.
+
+    Attributes:
+        recipes: what builds it again.
+        left_out: functions of which there is none, each with `name`, `key` and `reason`.
+    """
+
+    recipes: list[Recipe]
+    left_out: list[Mapping[str, str]]
+
+
+def recipes_since(caller: Caller, mark: str) -> Recording:
+    """What was called, by anybody, since that mark.
+
+    Raises:
+        JaxdError: when the server no longer knows, such as after a restart.
+    """
+    report, recipes = _ask_recipes(caller, mark)
+    return Recording(recipes, report["left_out"])
+
+
+def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe]]:
+    value, frame = caller.connection(fresh=True).request("recipes", (mark,))
+    if value[0] == FAILED:
+        raise rebuild_failure(value[1])
+    return json.loads(value[0]), load_recipes(value[1:], frame.buffers)
+
+
+class Recorded:
+    """A function of which only its recipe is here; it stands where a caller wants a `Spec`.
+
+    Its code stays closed: this process sends it to a server that asks, and never unpacks it.
+
+    Attributes:
+        recipe: what is known.
+        key, identity, options: as those of a `Spec`.
+        name, meaning, fingerprint, code: as those of an `Identity`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.key = recipe.key
+        self.options = recipe.options
+        self.identity = self
+        self.name = recipe.name
+        self.meaning = Meaning.from_message(recipe.meaning)
+        self.fingerprint = self.meaning.fingerprint
+        self.code = recipe.code
+
+    def call(self, caller: Caller, call: RecordedCall) -> Warming:
+        """What warms it for one of its calls."""
+        spec = cast("Spec", self)
+        caller.remember(spec)
+        buffers: Sequence[memoryview] = call.buffers()
+        return Warming(spec, call.skeleton, b"", buffers, None, "auto")
+
+    def verdict(self, caller: Caller, call: RecordedCall) -> Verdict:
+        """What such a call would find; builds nothing."""
+        meaning = self.meaning
+        described = Description(
+            self.name,
+            self.fingerprint,
+            Options.from_bytes(self.options),
+            meaning.parts,
+            self.recipe.parameters,
+            meaning.shared,
+        ).to_message()
+        verdict: Verdict = caller.ask("why", self.key, call.skeleton, described)["verdict"]
+        return verdict

@@ -1,0 +1,74 @@
+"""The client of one open call, as those see it who answer the call."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from jaxd_protocol.calls import Options
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.wire import Frame, Value
+from jaxd_server.functions import Described
+
+__all__ = ["Asking"]
+
+
+class _Peer(Protocol):
+    """A connection on which the client can be asked."""
+
+    owner: bytes
+
+    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
+        """The client's answer."""
+
+    def tell(self, verb: str, *args: Value) -> None:
+        """Sends what has no answer."""
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Within it, the client's other messages are read on."""
+
+
+class Asking:
+    """A source of functions and a listener to events.
+
+    Args:
+        connection: where the client is.
+        number: its number for the call.
+
+    Attributes:
+        owner: names the connection; see `FunctionSource`.
+    """
+
+    __slots__ = ("_connection", "_number", "owner")
+
+    def __init__(self, connection: _Peer, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self.owner = connection.owner
+
+    def describe(self, key: bytes) -> Described:
+        """What a key stands for."""
+        (name, options, message), _ = self._connection.ask("describe", key)
+        meaning = Meaning.from_message(message)
+        return Described(meaning.fingerprint, name, Options.from_bytes(options), meaning)
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        """The packed function.
+
+        Raises:
+            ProtocolError: when the client sends something else.
+        """
+        _, frame = self._connection.ask("code", fingerprint)
+        if len(frame.buffers) != 1:
+            raise ProtocolError("the client sent no code for a function that it called.")
+        return frame.buffers[0]
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within it the call waits for its client, or for another call's."""
+        return self._connection.parked()
+
+    def emit(self, kind: str, content: dict[str, Any]) -> None:
+        """Tells the client what becomes of its call."""
+        self._connection.tell("event", self._number, kind, json.dumps(content))

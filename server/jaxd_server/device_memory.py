@@ -1,0 +1,78 @@
+"""What there is of the device's memory, and what uses it, in words."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import jax
+
+from jaxd_server.executable import Executable
+from jaxd_server.memory import machine_bytes
+from jaxd_server.programs import Program
+
+__all__ = ["device_bytes_limit", "in_words", "memory_in_use"]
+
+_NAMED = 3
+"""How many of the largest programs are named."""
+
+
+def device_bytes_limit() -> int:
+    """How much memory one device has for arrays and programs; on a CPU, that of the machine."""
+    return int(_statistics().get("bytes_limit", 0)) or machine_bytes()
+
+
+def memory_in_use(executables: Iterable[Executable]) -> str:
+    """What takes memory now, in a sentence or two.
+
+    Args:
+        executables: those that are in memory.
+    """
+    arrays = [array.nbytes for array in jax.live_arrays()]  # type: ignore[no-untyped-call]
+    programs: dict[Program, list[str]] = {}
+    for one in executables:
+        programs.setdefault(one.program, []).append(one.name)
+    total = sum(map(_bytes_of, programs))
+    text = (
+        f"Now {_counted(len(arrays), 'array')} of {in_words(sum(arrays))} and "
+        f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
+    )
+    largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
+    if largest:
+        named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
+        text += f", the largest: {', '.join(named)}"
+    return f"{text}. {_whole_device()}"
+
+
+def _whole_device() -> str:
+    statistics = _statistics()
+    if "bytes_in_use" not in statistics:
+        return f"The machine has {in_words(machine_bytes())}."
+    return (
+        f"Of the device's {in_words(device_bytes_limit())}, "
+        f"{in_words(int(statistics['bytes_in_use']))} are in use."
+    )
+
+
+def _statistics() -> dict[str, int]:
+    """What the device says of its memory; empty on a CPU."""
+    return jax.local_devices()[0].memory_stats() or {}
+
+
+def _bytes_of(program: Program) -> int:
+    """What it takes where arrays are, too: a CPU says nothing of that, and it is the host's."""
+    return program.device_bytes or program.host_bytes
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def in_words(size: int) -> str:
+    """A number of bytes as people write it, such as `1.5 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,149 @@
+"""Which executables go first when there are too many. Pure: knows neither jax nor the table.
+
+Least recently used first, by an age that is divided by a weight: one for what is made again within
+a second, ten up to ten seconds, a hundred up to a hundred. So what costs about the same goes
+strictly by age, and what costs ten times as much is kept ten times as long. Where several
+principals share a server, those who hold more than their share come before the others.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+__all__ = ["Entry", "Limits", "victims", "weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be held.
+
+    Attributes:
+        count: number of executables.
+        host_bytes: of their programs, in the memory of the process.
+        device_bytes: of their programs, on the device.
+        share: of each of these, what a principal keeps although another one needs room; at most
+            an equal part for each.
+    """
+
+    count: int
+    host_bytes: int = sys.maxsize
+    device_bytes: int = sys.maxsize
+    share: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One executable, as far as the choice depends on it.
+
+    Attributes:
+        name: what it is called in the table.
+        principal: who had it made.
+        program: names the program that it shares with others, and whose bytes count once.
+        host_bytes, device_bytes: what that takes.
+        last_use: when it was used last, in seconds of any clock.
+        rebuild_s: seconds that it takes to have it again.
+        is_idle: whether it may go.
+    """
+
+    name: Hashable
+    principal: str
+    program: Hashable
+    host_bytes: int
+    device_bytes: int
+    last_use: float
+    rebuild_s: float
+    is_idle: bool
+
+
+def weight(rebuild_s: float) -> float:
+    """By what the age of an executable is divided: the next power of ten, at least one."""
+    return 10.0 ** max(0, math.ceil(math.log10(max(rebuild_s, 1.0))))
+
+
+def victims(entries: Iterable[Entry], limits: Limits, now: float) -> list[Entry]:
+    """Those that have to go so that the others are within the limits, as far as they are idle.
+
+    Args:
+        entries: all that there are, the oldest first where they are of the same age.
+        limits: what may stay.
+        now: the time, on the clock of `last_use`.
+    """
+    left = {one.name: one for one in entries}
+    gone: list[Entry] = []
+
+    def choose(units: list[_Unit], limit: int) -> None:
+        chosen = _beyond(units, limit, limits.share, now)
+        gone.extend(chosen)
+        for one in chosen:
+            del left[one.name]
+
+    def choose_programs(size: Callable[[Entry], int], limit: int) -> None:
+        if sum({one.program: size(one) for one in left.values()}.values()) > limit:
+            choose([_Unit(users, size(users[0])) for users in _by_program(left.values())], limit)
+
+    if len(left) > limits.count:
+        choose([_Unit([one], 1) for one in left.values()], limits.count)
+    choose_programs(lambda one: one.host_bytes, limits.host_bytes)
+    choose_programs(lambda one: one.device_bytes, limits.device_bytes)
+    return gone
+
+
+def _by_program(entries: Iterable[Entry]) -> list[list[Entry]]:
+    users: dict[Hashable, list[Entry]] = {}
+    for one in entries:
+        users.setdefault(one.program, []).append(one)
+    return list(users.values())
+
+
+class _Unit:
+    """Entries that free something only together."""
+
+    __slots__ = ("entries", "is_idle", "principals", "size")
+
+    def __init__(self, entries: list[Entry], size: int) -> None:
+        self.entries = entries
+        self.size = size
+        self.principals = {one.principal for one in entries}
+        self.is_idle = all(one.is_idle for one in entries)
+
+    def age(self, now: float) -> float:
+        """Since the last use of any of them, weighted by what is the most expensive to have."""
+        last_use = max(one.last_use for one in self.entries)
+        return (now - last_use) / weight(max(one.rebuild_s for one in self.entries))
+
+
+def _beyond(units: list[_Unit], limit: int, share: float, now: float) -> list[Entry]:
+    """What has to go for one limit.
+
+    What is too large alone goes first; while it cannot go, the others need not make room for it.
+    """
+    held: Counter[str] = Counter()
+    total = 0
+    for unit in units:
+        if unit.is_idle or unit.size <= limit:
+            total += unit.size
+        for principal in unit.principals:
+            held[principal] += unit.size
+    if total <= limit:
+        return []
+    allowed = limit * min(share, 1 / len(held))
+    queue = [unit for unit in units if unit.is_idle and unit.size]
+    queue.sort(key=lambda unit: (unit.size <= limit, -unit.age(now)))
+    gone: list[Entry] = []
+    for only_greedy in (True, False):
+        spared = []
+        for unit in queue:
+            if total <= limit:
+                return gone
+            if only_greedy and any(held[principal] <= allowed for principal in unit.principals):
+                spared.append(unit)  # nobody's part grows here, so this stays true
+                continue
+            gone += unit.entries
+            total -= unit.size
+            held.subtract(dict.fromkeys(unit.principals, unit.size))
+        queue = spared
+    return gone

@@ -1,0 +1,142 @@
+"""What answers the calls of one function with one signature."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.recipes import RecordedCall
+from jaxd_server.jax_config import Config, configured
+from jaxd_server.programs import Program
+from jaxd_server.result_forms import ResultForm
+
+__all__ = ["Costs", "Executable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What an executable costs, in seconds.
+
+    Attributes:
+        trace_s: tracing and lowering, when that was done.
+        compile_s: compiling its program, when that was done.
+        paid_s: what this process took to come by it, from disk or by doing both.
+    """
+
+    trace_s: float = 0.0
+    compile_s: float = 0.0
+    paid_s: float = 0.0
+
+    @property
+    def build_s(self) -> float:
+        """What each process would pay that has to make it by itself."""
+        return self.trace_s + self.compile_s
+
+
+_serials: Final = itertools.count()
+
+
+class Executable:
+    """A program, and how the results of one function are read from it. Flat: arrays in and out.
+
+    Args:
+        name: what people call the function.
+        key: names function, options and configuration.
+        program: what runs.
+        form: how results travel.
+        config: jax's settings while it runs.
+        costs: what it took.
+        recorded: the call that it was made for.
+        structure: jax's structure of the result; None when it came from disk.
+
+    Attributes:
+        serial: a number of its own.
+        calls: how many it has answered.
+        saved_s: seconds that client processes did not spend on tracing and compiling.
+        run_s: seconds that a call takes, smoothed over the last ones; None before the second.
+        last_use: `time.monotonic()` of the last call.
+        principal: who has it made.
+        kept_as: what it is kept by on disk; empty when it is not.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_running",
+        "calls",
+        "costs",
+        "form",
+        "kept_as",
+        "key",
+        "last_use",
+        "name",
+        "principal",
+        "program",
+        "recorded",
+        "run_s",
+        "saved_s",
+        "serial",
+        "structure",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        key: bytes,
+        program: Program,
+        form: ResultForm,
+        config: Config = (),
+        costs: Costs = Costs(),
+        recorded: RecordedCall = RecordedCall(b""),  # noqa: B008  frozen
+        structure: Any = None,
+    ) -> None:
+        self.name = name
+        self.key = key
+        self.program = program
+        self.form = form
+        self.costs = costs
+        self.recorded = recorded
+        self.structure = structure
+        self.serial = next(_serials)
+        self.principal = ""
+        self.kept_as = b""
+        self.run_s: float | None = None
+        self.calls = 0
+        self.saved_s = 0.0
+        self.last_use = time.monotonic()
+        self._config = config
+        self._running: list[None] = []  # one for each call: appending is atomic, adding is not
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Runs it; jax may return before the device is done.
+
+        Args:
+            leaves: the traced arguments, flattened as jax does it.
+        """
+        if self._config:
+            with configured(self._config):
+                return self.program.call(*leaves)
+        return self.program.call(*leaves)
+
+    def hold(self) -> None:
+        """Keeps it in use until `release`."""
+        self._running.append(None)
+
+    def release(self) -> None:
+        """Undoes one `hold`."""
+        self._running.pop()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody holds it, as each call does."""
+        return bool(self._running)
+
+    def took(self, seconds: float) -> None:
+        """Notes how long a call took, its result's way home included."""
+        self.last_use = time.monotonic()
+        self.calls += 1
+        if self.calls > 1:  # the first one pays for initialisation
+            self.run_s = seconds if self.run_s is None else 0.75 * self.run_s + 0.25 * seconds

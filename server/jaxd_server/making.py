@@ -1,0 +1,287 @@
+"""Makes the executable that a call needs: from disk if it is there, else by tracing.
+
+What comes out of tracing is compiled only when no other function has the same program.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
+from jaxd_protocol.recipes import RecordedCall
+from jaxd_server.adopted_results import adopted
+from jaxd_server.compiler import Compiler, LoweredFunction
+from jaxd_server.executable import Costs, Executable
+from jaxd_server.functions import Function, Functions
+from jaxd_server.jax_disk_cache import bypassed, hits_here
+from jaxd_server.jax_handover import NotHandedOver
+from jaxd_server.logs import log_event
+from jaxd_server.marshal import Arguments, dynamic, structure_of
+from jaxd_server.programs import Program, Programs
+from jaxd_server.shelf import Shelf
+from jaxd_server.statistics import Counters
+
+if TYPE_CHECKING:
+    from jaxd_server.pipeline import Call
+    from jaxd_server.tracing import Tracing
+
+__all__ = ["Made", "Maker", "explained"]
+
+
+class _NotStored(Exception):
+    """A program is not on disk, or what is there cannot be loaded."""
+
+
+class Made(NamedTuple):
+    """A new executable, and how it was come by.
+
+    Attributes:
+        executable: what answers such calls from now on.
+        verdict: whether it was loaded from disk, or traced and compiled.
+        was_compiled: whether XLA had to work for it.
+        name: what it, or the note of its obstacle, is kept by on disk; empty when neither is.
+        obstacle: why it cannot be kept there.
+    """
+
+    executable: Executable
+    verdict: Literal["load", "compile"]
+    was_compiled: bool = False
+    name: bytes = b""
+    obstacle: str | None = None
+
+
+class Maker:
+    """Makes executables. Safe from any thread; that each is made once is its caller's concern.
+
+    Args:
+        functions: where the code comes from when it is needed.
+        compiler: traces and compiles.
+        counters: where loads are counted.
+        shelf: what is on disk; None where nothing is kept.
+        tracing: has functions traced in another process; None: all are traced in this one.
+
+    Attributes:
+        programs: what is compiled and in memory.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        compiler: Compiler,
+        counters: Counters,
+        shelf: Shelf | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.programs = Programs()
+        self._functions = functions
+        self._compiler = compiler
+        self._counters = counters
+        self._shelf = shelf
+        self._tracing = tracing
+
+    def make(
+        self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
+    ) -> Made:
+        """The executable for a call.
+
+        Args:
+            function: what is called.
+            call: who calls it.
+            arguments: with what.
+            recorded: the same as it is kept.
+
+        Raises:
+            FunctionReplaced: when the function turned out to be another one than was thought.
+            ArgumentError, ResultError: when jax cannot take what is passed or returned.
+            Exception: whatever the function raises while it is traced, and jax's own errors.
+        """
+        name = self._shelf.name_of(function, arguments) if self._shelf else None
+        if name is not None:
+            loaded = self._load(function, name, call, recorded)
+            if loaded is not None:
+                loaded.kept_as = name
+                loaded.principal = call.session.principal
+                return Made(loaded, "load", name=name)
+        made = self._build_elsewhere(function, name, call, arguments, recorded)
+        if made is not None:
+            return made
+        self._functions.unpack(function, call.source)
+        try:
+            with self._compiler.room():
+                return self._build(function, name, call, arguments, recorded)
+        except JaxdError:
+            raise
+        except TypeError as error:
+            raise explained(error) from error
+
+    def discard(self, executable: Executable) -> None:
+        """Forgets the program of an executable that does not run, and loads it from disk no more.
+
+        The file stays until the program that is made instead takes its place.
+        """
+        self.programs.forget(executable.program)
+        is_replaced = self.programs.find(executable.program.id) is not None
+        if self._shelf is not None and not is_replaced:
+            self._shelf.suspect_program(executable.program.id)
+
+    def _load(
+        self, function: Function, name: bytes, call: Call, recorded: RecordedCall
+    ) -> Executable | None:
+        """What an earlier process has left, if it did and if it is sound."""
+        assert self._shelf is not None
+        started = time.monotonic()
+        kept = self._shelf.find(function, name)
+        if kept is None:
+            return None
+        call.emit("stage", {"stage": "load", "function": function.name})
+        program = self._stored_program(kept.program)
+        if program is None:
+            return None
+        costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
+        self._counters.add(executable_loads=1, load_s=costs.paid_s)
+        if function.arrival is not None:  # its client had to be asked, for want of a record
+            self._shelf.keep_function(function)
+        config = function.options.config
+        form = adopted(kept.form)
+        return Executable(function.name, function.key, program, form, config, costs, recorded)
+
+    def _stored_program(self, id: bytes) -> Program | None:  # noqa: A002
+        """A program that is in memory or on disk."""
+        try:
+            return self.programs.obtain(id, lambda: self._read(id))
+        except _NotStored:
+            return None
+
+    def _read(self, id: bytes) -> Program:  # noqa: A002
+        """A program that is on disk."""
+        if self._shelf is None:
+            raise _NotStored
+        try:
+            return self._shelf.program(id)
+        except LookupError:
+            raise _NotStored from None
+
+    def _build(
+        self,
+        function: Function,
+        name: bytes | None,
+        call: Call,
+        arguments: Arguments,
+        recorded: RecordedCall,
+    ) -> Made:
+        started = time.monotonic()
+        structure = structure_of(dynamic(arguments, function.statics))
+        lowered = self._compiler.lower(
+            function.function, function.name, function.options, arguments, structure, call.emit
+        )
+        return self._finish(function, name, call, arguments, recorded, lowered, started)
+
+    def _build_elsewhere(
+        self,
+        function: Function,
+        name: bytes | None,
+        call: Call,
+        arguments: Arguments,
+        recorded: RecordedCall,
+    ) -> Made | None:
+        """Has it traced in another process; None when that is not wanted, or not possible."""
+        errand = self._tracing.errand(function, call, arguments) if self._tracing else None
+        if errand is None:
+            return None
+        with self._compiler.room():
+            started = time.monotonic()
+            lowered = errand.lower()
+            if lowered is None:
+                return None
+            try:
+                return self._finish(function, name, call, arguments, recorded, lowered, started)
+            except NotHandedOver as error:  # it could not be read here
+                log_event("tracer_refused", function=function.name, reason=str(error))
+                return None
+
+    def _finish(
+        self,
+        function: Function,
+        name: bytes | None,
+        call: Call,
+        arguments: Arguments,
+        recorded: RecordedCall,
+        lowered: LoweredFunction,
+        started: float,
+    ) -> Made:
+        """Compiles what nobody has compiled yet, and puts everything together."""
+        obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
+        is_kept = name is not None and obstacle is None
+        program, was_compiled = self._program(function, lowered, call, is_kept=is_kept)
+        costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
+        executable = Executable(
+            function.name,
+            function.key,
+            program,
+            lowered.form,
+            function.options.config,
+            costs,
+            recorded,
+            lowered.structure,
+        )
+        executable.kept_as = b"" if name is None or obstacle is not None else name
+        executable.principal = call.session.principal
+        if self._shelf is not None and name is not None:
+            self._shelf.keep(function, name, arguments, executable, obstacle)
+        call.emit("stage", {"stage": "run", "function": function.name})
+        return Made(executable, "compile", was_compiled, name or b"", obstacle)
+
+    def _program(
+        self, function: Function, lowered: LoweredFunction, call: Call, *, is_kept: bool
+    ) -> tuple[Program, bool]:
+        """The program of a lowered function, and whether it had to be compiled.
+
+        One that is to be kept is not looked for in jax's own cache: what comes from there cannot be
+        written again.
+        """
+        compiled: list[Any] = []
+
+        def compile_it() -> Program:
+            compiled.append(None)
+            before = hits_here()
+            with bypassed() if is_kept else nullcontext():
+                program = self._compiler.compile(
+                    lowered, function.name, function.options, call.emit
+                )
+            program.is_original = hits_here() == before
+            return program
+
+        def read_or_compile() -> Program:
+            try:
+                return self._read(lowered.program)
+            except _NotStored:
+                return compile_it()
+
+        if lowered.obstacle is not None:
+            return compile_it(), True
+        program = None
+        while program is None:
+            try:
+                program = self.programs.obtain(lowered.program, read_or_compile)
+            except _NotStored:
+                continue  # waited for somebody who only looked whether it is on disk
+        if not compiled:
+            self._counters.add(programs_shared=1)
+        return program, bool(compiled)
+
+
+def explained(error: TypeError) -> TypeError:
+    """jax's own complaint about arguments and results, with what to do about it."""
+    text = str(error)
+    if "not a valid JAX type" in text and "returned a value" in text:
+        return ResultError(
+            f"{text}\nReturn arrays and numbers (in dicts, lists, tuples) from the function, and "
+            "make text and other objects from them after the call."
+        )
+    if "as an abstract array" in text or "not a valid JAX type" in text:
+        return ArgumentError(
+            f"{text}\nPass arrays and numbers, or declare the argument in static_argnames."
+        )
+    return error

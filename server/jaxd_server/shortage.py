@@ -1,0 +1,107 @@
+"""When the device has no room: makes some and tries once more."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jaxd_protocol.errors import OutOfMemory
+from jaxd_server.jax_programs import is_out_of_memory
+from jaxd_server.logs import log_event
+from jaxd_server.reclaimer import Reclaimer
+
+__all__ = ["Shortage", "wanted_bytes"]
+
+T = TypeVar("T")
+
+_WANTED = re.compile(r"allocat\w* (\d+(?:\.\d+)?) ?(bytes|B|[KMGTP]iB)\b")
+_UNITS = {"bytes": 1, "B": 1, **{f"{u}iB": 1024**n for n, u in enumerate("KMGTP", 1)}}
+
+_ADVICE = "Use smaller arguments, split the call, or free what other clients hold."
+
+
+class Shortage:
+    """What is done about RESOURCE_EXHAUSTED.
+
+    Args:
+        reclaimer: makes room.
+        holders: says in a few words what uses the memory.
+        capacity: bytes that the device has; 0 when nobody knows.
+    """
+
+    def __init__(
+        self,
+        reclaimer: Reclaimer,
+        holders: Callable[[], str],
+        capacity: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._reclaimer = reclaimer
+        self._holders = holders
+        self._capacity = capacity
+
+    def relieved(self, do: Callable[[], T]) -> T:
+        """What `do` returns; when it finds no room, some is made and it is done once more.
+
+        Raises:
+            OutOfMemory: when there is no room then either.
+            Exception: what else `do` raises.
+        """
+        try:
+            return do()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error)  # the error itself holds the frames that failed, and their arrays
+        return self.again(do, failure)
+
+    def again(self, do: Callable[[], T], failure: str = "") -> T:
+        """Makes room and does what had none.
+
+        Args:
+            do: does it.
+            failure: what jax said; when that is more than there is at all, nothing is tried, so
+                that one mistaken shape does not cost everybody their programs.
+
+        Raises:
+            OutOfMemory: when there is still none; says what uses the memory.
+            Exception: what else `do` raises.
+        """
+        capacity = self._capacity()
+        if wanted_bytes(failure) > capacity > 0:
+            log_event("out_of_memory", level=logging.WARNING, reason=_first_line(failure))
+            raise self._told(failure, "That is more than there is, whatever is dropped.")
+        dropped = self._reclaimer.reclaim_all()
+        log_event(
+            "out_of_memory",
+            level=logging.WARNING,
+            reason=_first_line(failure) or None,
+            dropped=dropped,
+        )
+        try:
+            return do()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            tried = f"Dropping what was idle (executables: {dropped}) did not help."
+            raise self._told(str(error), tried) from error
+
+    def _told(self, failure: str, tried: str) -> OutOfMemory:
+        return OutOfMemory(f"{_first_line(failure)} {tried} {self._holders()} {_ADVICE}")
+
+    @staticmethod
+    def are_gone(leaves: Sequence[Any]) -> bool:
+        """Whether arguments were donated to the call that failed, so that it cannot be repeated."""
+        return any(hasattr(leaf, "is_deleted") and leaf.is_deleted() for leaf in leaves)
+
+
+def wanted_bytes(failure: str) -> int:
+    """How much was asked for, as jax's message says it; 0 when it does not."""
+    found = _WANTED.search(failure)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _first_line(text: str) -> str:
+    line = text.partition("\n")[0].rstrip()
+    return f"{line}." if line and not line.endswith(".") else line

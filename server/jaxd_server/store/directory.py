@@ -1,0 +1,193 @@
+"""Where records lie, and whether the folder can be trusted: what lies there is code that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.store.kinds import Kind
+
+__all__ = ["TARGET_FILE", "VERSION", "Directory", "cache_root", "make_trusted", "prove_trusted"]
+
+VERSION: Final = "v1"
+"""The folder below the root; changes when what is kept changes its meaning."""
+
+TARGET_FILE: Final = "target.json"
+"""Says to people what the folder of a target is good for."""
+
+_OFF: Final = "none"
+_LONGEST: Final = 40
+_LONG: Final = "long-"
+_TAG: Final = "CACHEDIR.TAG"
+_TAG_TEXT: Final = """\
+Signature: 8a477f597d28d172789f06886806bc55
+# Compiled programs of jaxd; can be removed at any time. See https://bford.info/cachedir/
+"""
+
+
+def cache_root(given: str | None = None) -> str | None:
+    """The absolute path of the cache folder; None: there is to be none.
+
+    Args:
+        given: what the options say; else `$JAXD_CACHE_DIR`, else `$XDG_CACHE_HOME/jaxd`, else
+            `~/.cache/jaxd`. `none` in the first two switches the cache off.
+    """
+    named = given or os.environ.get("JAXD_CACHE_DIR")
+    if named == _OFF:
+        return None
+    if named:
+        return os.path.abspath(os.path.expanduser(named))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification wants a relative one ignored
+        base = os.path.expanduser("~/.cache")
+    return os.path.join(os.path.abspath(base), "jaxd")
+
+
+def make_trusted(root: str) -> str:
+    """Makes the folder when it is missing, proves that it can be trusted; its real path.
+
+    Raises:
+        ConfigurationError: when it cannot be made, or as `prove_trusted`.
+    """
+    try:
+        os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
+        real = os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root))
+        _make_folder(real)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the cache folder {root}: {error.strerror}. {_ELSEWHERE}"
+        ) from error
+    prove_trusted(real)
+    return real
+
+
+def _make_folder(path: str) -> None:
+    """Makes a folder that only we can enter, unless there is something of that name."""
+    if os.path.lexists(path):
+        return
+    with contextlib.suppress(FileExistsError):  # another server was faster
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask
+
+
+_ELSEWHERE: Final = (
+    "Set JAXD_CACHE_DIR to a folder of your own, or to `none` to keep nothing on disk."
+)
+
+
+def prove_trusted(root: str) -> None:
+    """Returns when nobody but us (and root) can put anything into the folder or in its place.
+
+    Args:
+        root: absolute, with no link in the path above it.
+
+    Raises:
+        ConfigurationError: when it is a link or no folder, belongs to somebody else, or others
+            may write to it; when a folder above it belongs to somebody else, or everybody may
+            write to that and remove what is in it.
+    """
+    _prove_folder(root)
+    for folder in _above(root):
+        _prove_path(folder, root)
+
+
+def _prove_folder(folder: str) -> None:
+    status = _status(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigurationError(f"the cache folder {folder} is not a folder. {_ELSEWHERE}")
+    if status.st_uid not in (0, os.geteuid()):  # root may do anything anyway
+        raise ConfigurationError(f"the cache folder {folder} belongs to another user. {_ELSEWHERE}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"others can write to the cache folder {folder}, and what lies there is code that "
+            f"runs. Look at what is in it, then run: chmod go-w {folder}"
+        )
+
+
+def _above(path: str) -> list[str]:
+    folders = []
+    while os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+        folders.append(path)
+    return folders
+
+
+def _prove_path(folder: str, root: str) -> None:
+    status = _status(folder)
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"{folder}, above the cache folder {root}, belongs to another user. {_ELSEWHERE}"
+        )
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"everybody can write to {folder}, above the cache folder {root}. {_ELSEWHERE}"
+        )
+
+
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.lstat(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot look at {path}: {error.strerror}. {_ELSEWHERE}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The folders of one target below a trusted root.
+
+    Attributes:
+        root: the cache folder.
+        target: what the records are good for, 16 hex digits.
+    """
+
+    root: str
+    target: str
+
+    @property
+    def folder(self) -> str:
+        """The folder of this target."""
+        return f"{self.root}/{VERSION}/{self.target}"
+
+    def kind(self, kind: Kind) -> str:
+        """The folder of all records of a kind."""
+        return f"{self.folder}/{kind}"
+
+    def file(self, kind: Kind, name: bytes) -> str:
+        """The file of one record: its name in hex digits, or a digest of a long one."""
+        if 0 < len(name) <= _LONGEST:
+            return f"{self.kind(kind)}/{name.hex()}"
+        return f"{self.kind(kind)}/{_LONG}{hashlib.blake2b(name, digest_size=32).hexdigest()}"
+
+    def name(self, file: str) -> bytes | None:
+        """The name of the record in a file of this name; None when only its header says."""
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(file)
+        return None
+
+    def make(self, kind: Kind | None = None) -> None:
+        """Makes the folder of the target, and that of a kind, where they are missing.
+
+        Raises:
+            ConfigurationError: as `make_trusted`, for each of the folders.
+            OSError: when one cannot be made.
+        """
+        make_trusted(self.root)
+        folders = [f"{self.root}/{VERSION}", self.folder]
+        for folder in [*folders, self.kind(kind)] if kind else folders:
+            _make_folder(folder)
+            _prove_folder(folder)
+        self._tag()
+
+    def _tag(self) -> None:
+        """Tells backup programs to leave the folder out, in the way that they agreed on."""
+        path = f"{self.root}/{_TAG}"
+        if not os.path.lexists(path):
+            with contextlib.suppress(OSError), open(path, "x", encoding="ascii") as file:
+                file.write(_TAG_TEXT)

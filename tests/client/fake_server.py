@@ -1,0 +1,156 @@
+"""A server that the test plays: it greets as one, and answers what the test says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from jaxd_protocol.calls import FAILED, OK
+from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.handshake import MAGIC, finish_greeting, greet_client
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+
+__all__ = ["Asked", "FakeServer", "failed", "warmed"]
+
+Reply = tuple[Any, Sequence[memoryview]]
+
+
+class Asked(NamedTuple):
+    """One request.
+
+    Attributes:
+        verb, args: what was asked.
+        buffers: the data beside it.
+        ask: asks the client in turn; returns its value and its buffers.
+        hang_up: ends the connection.
+    """
+
+    verb: str
+    args: tuple[Any, ...]
+    buffers: list[bytes]
+    ask: Callable[..., tuple[Any, list[bytes]]]
+    hang_up: Callable[[], None]
+
+
+def warmed(verdict: str = "compile", seconds: float = 1.5) -> Reply:
+    """The reply to a call that warms."""
+    return (OK, json.dumps({"verdict": verdict, "seconds": seconds})), ()
+
+
+def failed(error: Exception) -> Reply:
+    """The reply that raises on the other side."""
+    return (FAILED, describe_failure(error)), ()
+
+
+class FakeServer:
+    """Listens at once; `close` ends it.
+
+    Attributes:
+        address: for clients.
+        answers: for each verb what to reply: a value for JSON, or what is called with the `Asked`.
+        asked: every request so far.
+    """
+
+    def __init__(self, path: str, **answers: Any) -> None:
+        self.address = f"unix://{path}"
+        self.answers: dict[str, Any] = answers
+        self.asked: list[Asked] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._connections: list[_Connection] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def of(self, verb: str) -> list[Asked]:
+        """The requests of one kind."""
+        return [asked for asked in self.asked if asked.verb == verb]
+
+    def answer(self, asked: Asked) -> Reply:
+        """What to reply."""
+        self.asked.append(asked)
+        answer = self.answers[asked.verb]
+        if callable(answer):
+            reply: Reply = answer(asked)
+            return reply
+        return json.dumps(answer), ()
+
+    @staticmethod
+    def hang_up(asked: Asked) -> Reply:
+        """An answer that never arrives."""
+        asked.hang_up()
+        return None, ()
+
+    def close(self) -> None:
+        """Ends it with all its connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for connection in self._connections:
+            connection.shut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
+            return sock.close()  # somebody who only looked whether anybody listens
+        _, said = greet_client(sock, {}, None, "me")
+        welcome: Mapping[str, Any] = {
+            "auth": "none",
+            "session": "s",
+            "slots": 32,
+            "max_frame_bytes": 1 << 24,
+            "epoch": 1,
+            "pid": os.getpid(),
+        }
+        finish_greeting(sock, {}, None, said, dict(welcome))
+        connection = _Connection(sock, self.answer)
+        self._connections.append(connection)
+        return connection.serve()
+
+
+class _Connection(BulkConnection):
+    def __init__(self, sock: socket.socket, answer: Callable[[Asked], Reply]) -> None:
+        super().__init__(None, BulkChannel(BulkStream(sock)), {})
+        self._answer = answer
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, Future[tuple[Any, list[bytes]]]] = {}
+
+    def serve(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self.dispatch(self._channel.recv())
+        self.shut()
+
+    def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
+        asked = Asked(verb, args, [bytes(each) for each in frame.buffers], self._ask, self._hang_up)
+        threading.Thread(target=self._reply, args=(seq, asked), daemon=True).start()
+
+    def _reply(self, seq: int, asked: Asked) -> None:
+        with suppress(EOFError):
+            self.send_reply(seq, *self._answer(asked))
+
+    def _hang_up(self) -> None:
+        self._channel.stream.sock.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, verb: str, *args: Any) -> tuple[Any, list[bytes]]:
+        seq = next(self._numbers)
+        question = self._questions[seq] = Future()
+        self.send_request(seq, verb, args)
+        return question.result(20)
+
+    def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:
+        self._questions.pop(seq).set_result((value, [bytes(each) for each in frame.buffers]))

@@ -1,0 +1,312 @@
+"""Functions that are traced beside the worker: nothing differs but who is kept waiting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect
+from jaxd.errors import InternalError
+from tests.end_to_end import test_results_home
+from tests.live_server import LiveServer
+from tests.server.staging import until
+
+X = np.linspace(0, 1, 4, dtype=np.float32)
+
+reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
+
+
+def tracer_pid(server: LiveServer, count: int = 1) -> int:
+    """That of the tracer that was ready last."""
+    lines = server.wait_for("tracer_ready", count)
+    return int([line["pid"] for line in lines if line["event"] == "tracer_ready"][-1])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """One server that traces everything in its tracer, but what it cannot."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
+    server = LiveServer(directory, "--trace-in", "tracer")
+    tracer_pid(server)
+    yield server
+    assert server.close() == 0
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[Client]:
+    """A client of it."""
+    with connect(server.unix) as client:
+        yield client
+
+
+def counts(client: Client) -> tuple[int, int, int]:
+    """Traces, lowerings and compilations so far."""
+    now = client.statistics()
+    return now.traces, now.lowers, now.compiles
+
+
+def spent(client: Client, do: Callable[[], Any]) -> tuple[int, int, int]:
+    """How many of these it took."""
+    before = counts(client)
+    do()
+    return tuple(np.subtract(counts(client), before).tolist())
+
+
+def test_a_function_is_traced_lowered_and_compiled_once(client: Client) -> None:
+    """Wherever that is done."""
+    step = client.persistent_call(lambda p, x: {"p": p["w"] * x, "n": x.sum()})
+    assert spent(client, lambda: step({"w": X}, X)) == (1, 1, 1)
+    assert spent(client, lambda: step({"w": X}, X)) == (0, 0, 0)
+    assert step({"w": X}, X)["p"].tolist() == (X * X).tolist()
+
+
+@reads_its_process
+def test_the_function_ran_in_another_process(server: LiveServer, client: Client) -> None:
+    """The tracer, which the server has announced."""
+
+    def where(x: Any) -> Any:
+        import os
+
+        return x + os.getpid()
+
+    assert int(client.persistent_call(where)(0)) == tracer_pid(server)
+
+
+def test_every_kind_of_argument_makes_the_way(client: Client) -> None:
+    """Numbers, statics, typed keys, 64 bits, donated ones."""
+    assert client.persistent_call(lambda a, b: a * b)(1.5, 2).dtype == np.float32
+    power = client.persistent_call(lambda x, n: x**n, static_argnums=1)
+    assert power(X, 2).tolist() == pytest.approx((X**2).tolist())
+    wide = client.persistent_call(lambda x: x + 1, config={"jax_enable_x64": True})
+    assert wide(np.ones(2)).dtype == np.float64
+    donating = client.persistent_call(lambda a, b: a + b, donate_argnums=0)
+    assert donating(X, X).tolist() == (X + X).tolist()
+
+
+def test_the_exception_of_a_function_is_the_users(client: Client) -> None:
+    """Its type, its message and its line."""
+
+    def fails(x: Any) -> Any:
+        raise LookupError("of the user's")
+
+    with pytest.raises(LookupError, match="of the user's") as caught:
+        client.persistent_call(fails)(X)
+    assert 'raise LookupError("of the user\'s")' in caught.value.__notes__[0]
+
+
+@reads_its_process
+def test_what_calls_home_is_traced_in_the_worker(server: LiveServer, client: Client) -> None:
+    """After the first time at once."""
+
+    def prints(x: Any) -> Any:
+        import os
+
+        import jax
+
+        jax.debug.callback(lambda: None)
+        return x + os.getpid()
+
+    f = client.persistent_call(prints)
+    assert int(f(0)) == server.worker_pid()
+    server.wait_for("tracer_refused")
+    assert spent(client, lambda: f(np.zeros(2, np.int32))) == (1, 1, 1)
+
+
+def test_two_functions_with_one_program_share_it(client: Client) -> None:
+    """The name of a program does not say where it was traced."""
+    assert spent(client, lambda: client.persistent_call(lambda a: a * 3 + 11)(X)) == (1, 1, 1)
+    assert spent(client, lambda: client.persistent_call(lambda b: b * 3 + 11)(X)) == (1, 1, 0)
+
+
+def test_the_two_ways_share_programs_on_disk(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """What one server has built in its tracer, another that has none finds, and the reverse."""
+    cache = str(runtime / "programs")
+    made = []
+    for way in ("tracer", "worker"):
+        server = start_live("--trace-in", way, name=way, JAXD_CACHE_DIR=cache)
+        with connect(server.unix) as client:
+            made.append(_spent_on_two_names(client))
+        server.close()
+    assert made == [((1, 1, 1), (1, 1, 0)), ((0, 0, 0), (0, 0, 0))]
+
+
+def _on_both_devices(x: Any) -> Any:
+    import jax
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec: Any = jax.sharding.PartitionSpec
+    constrain: Any = jax.lax.with_sharding_constraint
+    return constrain(x * 2, jax.sharding.NamedSharding(mesh, spec("x")))
+
+
+def test_a_program_for_two_devices_is_loaded_for_both(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """Its record names them, also when it was traced elsewhere."""
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    made = []
+    for name in ("makes", "loads"):
+        server = start_live(
+            "--trace-in", "tracer", name=name, JAXD_CACHE_DIR=str(runtime / "two"), **two
+        )
+        with connect(server.unix) as client:
+            double = client.persistent_call(_on_both_devices)
+            before = counts(client)
+            assert double(X).tolist() == (X * 2).tolist()
+            made.append(np.subtract(counts(client), before).tolist())
+        server.close()
+    assert made == [[1, 1, 1], [0, 0, 0]]
+
+
+def _spent_on_two_names(client: Client) -> Any:
+    first = client.persistent_call(lambda x: x * 5 + 13)
+    second = client.persistent_call(lambda renamed: renamed * 5 + 13)
+    return spent(client, lambda: first(X)), spent(client, lambda: second(X))
+
+
+def _ends(x: Any) -> Any:
+    import os
+
+    os._exit(3)
+
+
+def test_a_function_that_ends_its_process_ends_only_the_tracer(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its caller is told; the worker and what is warm live on, and the next tracer comes."""
+    server = start_live("--trace-in", "tracer")
+    with connect(server.unix) as client:
+        warm = client.persistent_call(lambda x: x + 1)
+        warm(X)
+        worker = server.worker_pid()
+        for _ in range(2):
+            with pytest.raises(InternalError, match="exit code 3"):
+                client.persistent_call(_ends)(X)
+        assert spent(client, lambda: warm(X)) == (0, 0, 0)
+        assert client.persistent_call(lambda x: x + 2)(X).tolist() == (X + 2).tolist()
+        assert server.worker_pid() == worker
+
+
+def test_a_tracer_that_is_killed_while_it_traces(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """The build that it worked at fails, and nothing else does."""
+    server = start_live("--trace-in", "tracer")
+    began = runtime / "began"
+
+    def sleeps(x: Any, path: str) -> Any:
+        import pathlib
+        import time
+
+        pathlib.Path(path).touch()
+        time.sleep(60)
+
+    with connect(server.unix) as client:
+        f = client.persistent_call(sleeps, static_argnums=1)
+        future = f.submit(X, str(began))
+        until(began.exists)
+        os.kill(tracer_pid(server), signal.SIGKILL)
+        with pytest.raises(InternalError, match="signal 9"):
+            future.result(30)
+        assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
+
+
+def test_nothing_is_left_of_a_worker_that_is_killed(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """Its tracer ends with it, also while it traces and hangs."""
+    server = start_live("--trace-in", "tracer")
+    began = runtime / "began"
+
+    def hangs(x: Any, path: str) -> Any:
+        import pathlib
+
+        if pathlib.Path(path).exists():
+            raise InterruptedError("the next worker was asked as well")
+        pathlib.Path(path).touch()
+        while True:
+            pass
+
+    client = connect(server.unix)
+    future = client.persistent_call(hangs, static_argnums=1).submit(X, str(began))
+    until(began.exists)
+    tracer = tracer_pid(server)
+    os.kill(server.worker_pid(), signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{tracer}").exists())
+    assert isinstance(future.exception(30), InterruptedError)
+    client.close()
+
+
+@reads_its_process
+def test_a_client_that_is_alone_needs_no_tracer(start_live: Callable[..., LiveServer]) -> None:
+    """One is started for the first build beside another client, which does not wait for it."""
+    server = start_live()
+    with connect(server.unix) as first:
+        first.persistent_call(lambda x: x + 1)(X)
+        with connect(server.unix) as second:
+            assert "tracer_ready" not in {line["event"] for line in server.lines}
+            second.persistent_call(lambda x: x + 2)(X)
+            pid = tracer_pid(server)
+
+            def where(x: Any) -> Any:
+                import os
+
+                return x + os.getpid()
+
+            assert int(second.persistent_call(where)(0)) == pid
+
+
+TOKENS = (
+    test_results_home.HELD
+    + """
+box = first = make(x)
+for _ in range(3):
+    result, box = use(box)
+facts["token"] = [type(box.how) is RemoteObject, box.how == first.how, float(result[0, 0])]
+"""
+)
+
+
+@pytest.mark.parametrize("program", [test_results_home.TRAIN_STATE, TOKENS])
+def test_results_come_home_as_from_the_worker(
+    program: str, server: LiveServer, start_live: Callable[..., LiveServer]
+) -> None:
+    """The client's own classes and functions, and tokens of what only the server has."""
+    worker = start_live("--trace-in", "worker")
+    facts = [test_results_home.say(one, program) for one in (server, worker)]
+    for one in facts:
+        del one["traces"]  # what a tracer has to leave to the worker is traced by both
+    assert facts[0] == facts[1]
+
+
+def test_eight_threads_that_ask_at_once_build_once(client: Client) -> None:
+    """Also when they build eight functions."""
+    functions = [client.persistent_call(lambda x, n=n: x * n, extra_key=str(n)) for n in range(8)]
+    found: list[Any] = []
+
+    def ask(n: int) -> None:
+        found.append((n, functions[n](X).tolist()))
+
+    def all_twice() -> None:
+        threads = [threading.Thread(target=ask, args=(n % 8,)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    before = counts(client)
+    all_twice()
+    assert np.subtract(counts(client), before)[:2].tolist() == [8, 8]
+    assert sorted(found) == sorted((n, (X * n).tolist()) for n in range(8) for _ in range(2))

@@ -1,0 +1,17 @@
+"""Names of test cases that are the same in every process.
+
+The processes that share a run compare what each of them has collected.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def stable_id(value: object) -> str:
+    """The `repr` of a parameter, without addresses, and with the members of a set in order."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__} of {', '.join(sorted(map(stable_id, value)))}"
+    return _ADDRESS.sub("", repr(value))

@@ -1,0 +1,249 @@
+"""Calls all of `CASES` in a worker's inside that keeps on disk, in a process of its own.
+
+    python -m tests.server.restarted FOLDER TURN
+
+Prints, as JSON, what each call cost and what came out of it. Run twice on one folder, it shows what
+a restart costs: nothing of the first process is left but the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxd_protocol.calls import OK, Options
+from jaxd_server.jax_private import weak_array
+from tests.server.costs import COUNTERS, counts
+from tests.server.in_process import Kitchen, Source
+
+__all__ = ["CASES", "NOT_KEPT", "Case", "Marked"]
+
+X = np.linspace(0, 1, 4, dtype=np.float32)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+@flax.struct.dataclass
+class State:
+    step: Any
+    params: Any
+    name: str = flax.struct.field(pytree_node=False, default="s")  # type: ignore[no-untyped-call]
+
+
+class Linear(equinox.Module):
+    weight: Any
+    kind: str = equinox.field(static=True, default="plain")
+
+    def __call__(self, x: Any) -> Any:
+        return self.weight @ x
+
+
+@dataclass(frozen=True)
+class Setting:
+    width: int
+    act: str
+
+
+class Odd:
+    """Hashable, and can be sent; once it has arrived, nothing tells what is in it."""
+
+    has_arrived = False
+
+    def __reduce__(self) -> Any:
+        if self.has_arrived:
+            raise TypeError("it is open")
+        return _open, ()
+
+
+def _open() -> Odd:
+    odd = Odd()
+    odd.has_arrived = True
+    return odd
+
+
+class Case(NamedTuple):
+    """A call.
+
+    Attributes:
+        function: what is called.
+        args: makes the positional arguments, for the first process (0) or the second (1).
+        kwargs: keyword arguments.
+        options: how it is compiled.
+    """
+
+    function: Callable[..., Any]
+    args: Callable[[int], tuple[Any, ...]] = lambda turn: (X,)
+    kwargs: dict[str, Any] = {}  # noqa: RUF012  never changed
+    options: Options = Options()
+
+
+def reordered(turn: int) -> tuple[Any, ...]:
+    """A dict in another order in the second process."""
+    names = ["b", "a", "d", "c"] if turn else ["a", "b", "c", "d"]
+    return ({name: X * ord(name) for name in names},)
+
+
+def scan(x: Any) -> Any:
+    return jax.lax.scan(lambda total, one: (total + one, total * one), x[0], x)
+
+
+def with_default(x: Any, scale: Any = 2.0, *, shift: float = 1.0) -> Any:
+    return x * scale + shift
+
+
+def with_debug_settings(x: Any) -> Any:
+    return jnp.log(x + 1)
+
+
+X64 = Options(config=(("jax_enable_x64", True),))
+
+CASES: dict[str, Case] = {
+    "array": Case(lambda x: jnp.tanh(x) * 2),
+    "no arguments": Case(lambda: jnp.arange(7), lambda turn: ()),
+    "numbers": Case(lambda a, b, c: a * b + c, lambda turn: (2, 0.5, True)),
+    "order of a dict": Case(lambda d: d["a"] - d["b"] * d["c"] / d["d"], reordered),
+    "int keys": Case(lambda d: d[10] - d[9], lambda turn: ({10: X, 9: X * 2},)),
+    "ordered dict": Case(lambda d: d["b"] - d["a"], lambda turn: (OrderedDict(b=X, a=X + 1),)),
+    "nested": Case(lambda t: t[0]["a"][1] + t[1], lambda turn: (({"a": [X, X], "n": None}, 1.0),)),
+    "kwargs": Case(with_default, kwargs={"shift": 3.0, "scale": X}),
+    "defaults": Case(with_default),
+    "named tuple in": Case(lambda p: p.x * p.y, lambda turn: (Point(X, 2.0),)),
+    "dataclass in": Case(lambda p: p.w * p.b, lambda turn: (Layer(X, 2.0),)),
+    "flax in": Case(lambda s: s.params["w"] * s.step, lambda turn: (State(3, {"w": X}),)),
+    "equinox in": Case(lambda m, x: m(x), lambda turn: (Linear(np.eye(4, dtype=np.float32)), X)),
+    "unusual keys in": Case(lambda d: d[1.5] * 2, lambda turn: ({1.5: X},)),
+    "static": Case(
+        lambda n, x, mode: x * n if mode == "fast" else x,
+        lambda turn: (2, X),
+        {"mode": "fast"},
+        Options(static_argnums=(0,), static_argnames=("mode",)),
+    ),
+    "static object": Case(
+        lambda s, x: x * s.width, lambda turn: (Setting(3, "relu"), X), {}, Options((0,))
+    ),
+    "weak": Case(lambda x, y: (x * 2, y * 2), lambda turn: (weak_array(X), 1.5)),
+    "key": Case(lambda k: (jax.random.normal(k, (3,)), k), lambda turn: (jax.random.key(1),)),
+    "rbg key": Case(
+        lambda k: {"keys": jax.random.split(k)}, lambda turn: (jax.random.key(1, impl="rbg"),)
+    ),
+    "old key": Case(lambda k: jax.random.uniform(k, (2,)), lambda turn: (jax.random.PRNGKey(1),)),
+    "prng config": Case(
+        lambda seed: jax.random.key(seed + 1),
+        lambda turn: (np.int32(4),),
+        options=Options(config=(("jax_default_prng_impl", "rbg"),)),
+    ),
+    "x64": Case(lambda x: x / 3, lambda turn: (np.ones(3),), options=X64),
+    "float64 under x32": Case(lambda x: x / 3, lambda turn: (np.ones(3),)),
+    "precision": Case(
+        lambda x: x[None] @ x[:, None],
+        options=Options(config=(("jax_default_matmul_precision", "highest"),)),
+    ),
+    "debug nans": Case(with_debug_settings, options=Options(config=(("jax_debug_nans", True),))),
+    "bfloat16": Case(lambda x: x.astype(jnp.bfloat16) + 1),
+    "donated": Case(lambda x: x + 1, options=Options(donate_argnums=(0,))),
+    "unused": Case(lambda x, y, z: y * 2, lambda turn: (X, X, {"a": X})),
+    "kept unused": Case(lambda x, y: y * 2, lambda turn: (X, X), {}, Options(keep_unused=True)),
+    "compiler options": Case(
+        lambda x: x * 3, options=Options(compiler_options=(("xla_embed_ir_in_executable", True),))
+    ),
+    "inner jit": Case(lambda x: jax.jit(jnp.sin)(x) + jnp.linspace(0, 1, 4)),
+    "constant": Case(lambda x: x + jnp.asarray(np.arange(4.0))),
+    "scan": Case(scan),
+    "gradient": Case(jax.grad(lambda x: (x**3).sum())),
+    "lapack": Case(
+        lambda x: [jnp.linalg.svd(x)[1], jnp.linalg.eigh(x @ x.T)[0], jnp.linalg.inv(x)],
+        lambda turn: (np.diag(np.arange(1, 4, dtype=np.float32)),),
+    ),
+    "large": Case(lambda x: (x, x.sum()), lambda turn: (np.ones((100, 100), np.float32),)),
+    "argument out": Case(lambda x: (x, x, x + 1)),
+    "none out": Case(lambda x: None),
+    "empty out": Case(lambda x: {"a": (), "b": [None, {}]}),
+    "empty array": Case(lambda x: x[:0]),
+    "named tuple out": Case(lambda x: Point(x, Point(x + 1, None))),
+    "dataclass out": Case(lambda x: Layer(x, {"b": x})),
+    "flax out": Case(lambda s: s.replace(step=s.step + 1), lambda turn: (State(1, X),)),
+    "equinox out": Case(lambda m: m, lambda turn: (Linear(X, "other"),)),
+    "ordered dict out": Case(lambda x: OrderedDict(z=x, a=x + 1)),
+}
+"""What a restart costs nothing: by name."""
+
+
+def show(x: Any) -> Any:
+    jax.debug.print("{}", x.sum())
+    return x
+
+
+def on_host(x: Any) -> Any:
+    return jax.pure_callback(lambda v: np.asarray(v) + 1, jnp.zeros(4), x)
+
+
+@jax.tree_util.register_pytree_node_class
+class Marked:
+    """Each one that is made has an object of its own."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.extra = lambda: x
+
+    def tree_flatten(self) -> Any:
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Any:
+        return cls(*children)
+
+
+NOT_KEPT: dict[str, Case] = {
+    "callback": Case(on_host),
+    "debug print": Case(show),
+    "token": Case(lambda x: Marked(x + 3)),
+    "static without content": Case(lambda o, x: x, lambda turn: (Odd(), X), {}, Options((0,))),
+}
+"""What each process makes again."""
+
+
+def _cost(kitchen: Kitchen, case: Case, turn: int) -> dict[str, Any]:
+    args = case.args(turn)
+    source = Source(case.function, case.options)
+    before = counts(kitchen)
+    outcome, buffers = kitchen.answer(source.call(args, case.kwargs))
+    after = counts(kitchen)
+    reply = repr(outcome).encode() + b"".join(buffers)
+    return {
+        "failure": None if outcome[0] == OK else repr(outcome),
+        "asked": source.asked,
+        "reply": hashlib.sha256(reply).hexdigest(),
+        **{name: after[name] - before[name] for name in COUNTERS},
+    }
+
+
+def _main(folder: str, turn: int) -> None:
+    kitchen = Kitchen(folder=folder)
+    found = {name: _cost(kitchen, case, turn) for name, case in {**CASES, **NOT_KEPT}.items()}
+    kitchen.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

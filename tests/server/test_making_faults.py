@@ -1,0 +1,173 @@
+"""Records on disk that are broken, or no longer right: nothing wrong is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.server.costs import BUILT, LOADED, SHARED, counts, double
+from tests.server.in_process import Kitchen, Source
+
+Open = Callable[..., Kitchen]
+
+X = np.arange(5, dtype=np.float32)
+
+
+def damage(kitchen: Kitchen, kind: str) -> None:
+    """Flips a bit in each record of a kind, where nobody holds them."""
+    assert kitchen.shelf is not None
+    kitchen.shelf.flush()
+    files = list(Path(kitchen.shelf.store.folder, kind).iterdir())
+    assert files
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+
+def spoil(kitchen: Kitchen, kind: Any) -> None:
+    """Writes something whole, but senseless, in place of each record of a kind."""
+    assert kitchen.shelf is not None
+    kitchen.shelf.flush()
+    store = kitchen.shelf.store
+    names = store.names(kind)
+    assert names
+    for name in names:
+        store.write(kind, name, ("sense", 3), b"less")
+
+
+BROKEN = {
+    "functions": (LOADED, ["describe", "code"]),  # asked for again, and then it is found
+    "calls": (SHARED, []),
+    "environments": (SHARED, []),
+    "programs": (BUILT, []),
+}
+
+
+@pytest.mark.parametrize("spoiler", [damage, spoil])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_record_costs_what_it_held(
+    open_kitchen: Open, warned: Callable[[], list[str]], kind: str, spoiler: Any
+) -> None:
+    """The result is right, one warning is in the log, and the next process has it again."""
+    kitchen = open_kitchen()
+    expected = kitchen.value(Source(double), X).tolist()
+    spoiler(kitchen, kind)
+    expected_counts, asked = BROKEN[kind]
+    kitchen, source = open_kitchen(), Source(double)
+    assert kitchen.value(source, X).tolist() == expected
+    assert counts(kitchen) == expected_counts
+    assert source.asked in (asked, [each for each in asked if each == "describe"])
+    assert len(warned()) == 1
+    kitchen, source = open_kitchen(), Source(double)
+    assert kitchen.value(source, X).tolist() == expected
+    assert counts(kitchen) == LOADED
+    assert source.asked == []
+    assert len(warned()) == 1
+
+
+@pytest.mark.parametrize("spoiler", [damage, spoil])
+def test_broken_code_is_asked_for_again(open_kitchen: Open, spoiler: Any) -> None:
+    """When it is needed: what was built before does not need it."""
+    kitchen = open_kitchen()
+    kitchen.value(Source(double), X)
+    spoiler(kitchen, "code")
+    kitchen, source = open_kitchen(), Source(double)
+    kitchen.value(source, X)
+    assert (counts(kitchen), source.asked) == (LOADED, [])
+    assert kitchen.value(source, X[:2]).tolist() == [17, 19]
+    assert counts(kitchen) == {**BUILT, "executable_loads": 1}
+    assert source.asked == ["code"]
+    kitchen, source = open_kitchen(), Source(double)
+    kitchen.value(source, X[:1])
+    assert source.asked == []
+
+
+def test_code_on_disk_that_means_something_else_by_now_is_asked_for_again(
+    open_kitchen: Open,
+) -> None:
+    """What was kept of the function goes, and its client says anew what it means."""
+    kitchen = open_kitchen()
+    source = Source(double)
+    kitchen.value(source, X)
+    assert kitchen.shelf is not None
+    kitchen.shelf.keep_code(source.fingerprint, bytes(Source(lambda x: -x).code_))
+    kitchen, source = open_kitchen(), Source(double)
+    assert kitchen.value(source, X[:2]).tolist() == [17, 19]
+    assert source.asked == ["describe", "code"]
+    assert counts(kitchen) == BUILT
+    kitchen, source = open_kitchen(), Source(double)
+    kitchen.value(source, X[:2])
+    assert (counts(kitchen), source.asked) == (LOADED, [])
+
+
+def test_a_program_that_was_loaded_and_does_not_run_is_made_again(
+    open_kitchen: Open, warned: Callable[[], list[str]]
+) -> None:
+    """In the same call, and the next process loads the new one."""
+    source = Source(double)
+    right = open_kitchen().value(source, X)
+    kitchen = open_kitchen()
+    kitchen.value(source, X)
+    (executable,) = kitchen.executables.all()
+
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("NOT_FOUND: Function fusion not found")
+
+    executable.program.call = broken
+    np.testing.assert_array_equal(kitchen.value(source, X), right)
+    assert counts(kitchen) == BUILT | {"executable_loads": 1}
+    assert warned() == ["program_broken"]
+    again = open_kitchen()
+    again.value(source, X)
+    assert counts(again) == LOADED
+
+
+def test_a_program_that_does_not_run_stays_on_disk_until_there_is_another(
+    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been the device that failed; then the file is as good as before."""
+    source = Source(double)
+    open_kitchen().value(source, X)
+    kitchen = open_kitchen()
+    kitchen.value(source, X)
+    (executable,) = kitchen.executables.all()
+    shelf = kitchen.shelf
+    assert shelf is not None
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    executable.program.call = broken
+    with monkeypatch.context() as patched:
+        patched.setattr(kitchen.compiler, "compile", broken)
+        with pytest.raises(Exception, match="the device is gone"):
+            kitchen.value(source, X)
+    file = Path(shelf.store.folder, "programs", executable.program.id.hex())
+    before = file.stat().st_mtime_ns, file.read_bytes()
+    kitchen.value(source, X)  # which compiles, and replaces it
+    shelf.flush()
+    assert counts(kitchen)["compiles"] == 1
+    assert (file.stat().st_mtime_ns, file.read_bytes()) != before
+    again = open_kitchen()
+    again.value(source, X)
+    assert counts(again) == LOADED
+
+
+def test_what_was_compiled_here_and_does_not_run_fails(open_kitchen: Open) -> None:
+    """It would not run any better the second time."""
+    kitchen, source = open_kitchen(), Source(double)
+    kitchen.value(source, X)
+    (executable,) = kitchen.executables.all()
+
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no")
+
+    executable.program.call = broken
+    with pytest.raises(Exception, match="INTERNAL: no"):
+        kitchen.value(source, X)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import OutOfMemory
+from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.shortage import Shortage, wanted_bytes
+from tests.server.in_process import Kitchen, Source
+from tests.server.test_reclaimer import Pool
+
+FULL = "RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes."
+
+
+class Attempts:
+    """Something that fails a number of times, as jax does it, and then returns."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.made = 0
+
+    def __call__(self) -> str:
+        self.made += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+def full(text: str = FULL) -> Exception:
+    """What jax raises."""
+    error: Exception = jax.errors.JaxRuntimeError(text)
+    return error
+
+
+def shortage(capacity: int = 0) -> tuple[Shortage, Pool]:
+    """With three idle programs, and a device of that size."""
+    reclaimer = Reclaimer()
+    pool = Pool(3, 9)
+    reclaimer.register(pool)
+    return Shortage(reclaimer, lambda: "The table is full of crumbs.", lambda: capacity), pool
+
+
+def test_what_finds_room_is_done_once() -> None:
+    """And costs nobody anything."""
+    relief, pool = shortage()
+    work = Attempts()
+    assert relief.relieved(work) == "done"
+    assert (work.made, pool.held) == (1, 3)
+
+
+def test_what_finds_none_is_done_again_after_some_was_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All that is idle goes first, and the log says so."""
+    relief, pool = shortage()
+    work = Attempts(full())
+    with caplog.at_level(logging.WARNING, "jaxd"):
+        assert relief.relieved(work) == "done"
+    assert (work.made, pool.held) == (2, 0)
+    (line,) = caplog.records
+    assert line.getMessage() == "out_of_memory"
+    assert vars(line)["fields"] == {"reason": FULL, "dropped": 3}
+
+
+def test_it_is_tried_exactly_twice() -> None:
+    """The error then is typed, and says what failed, what was tried, what is there, what to do."""
+    relief, _ = shortage()
+    work = Attempts(full(), full("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
+    with pytest.raises(OutOfMemory) as caught:
+        relief.relieved(work)
+    assert work.made == 2
+    assert str(caught.value) == (
+        "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes. "
+        "Dropping what was idle (executables: 3) did not help. The table is full of crumbs. "
+        "Use smaller arguments, split the call, or free what other clients hold."
+    )
+
+
+def test_another_error_is_not_ours() -> None:
+    """Neither the first time nor the second."""
+    relief, pool = shortage()
+    with pytest.raises(ValueError, match="mine"):
+        relief.relieved(Attempts(ValueError("mine")))
+    assert pool.held == 3
+    with pytest.raises(ValueError, match="mine"):
+        relief.relieved(Attempts(full(), ValueError("mine")))
+
+
+def test_what_never_fits_costs_nobody_a_program() -> None:
+    """Asked for more than the device has, nothing is dropped and nothing is tried again."""
+    relief, pool = shortage(capacity=4095)
+    work = Attempts(full())
+    with pytest.raises(OutOfMemory, match=r"4096 bytes\. That is more than there is"):
+        relief.relieved(work)
+    assert (work.made, pool.held) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (FULL, 4096),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.", 123),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.50GiB.", 3 << 29),
+        ("RESOURCE_EXHAUSTED: Failed to allocate request for 2.0KiB (2048B) on device", 0),
+        ("RESOURCE_EXHAUSTED: no words about it", 0),
+        ("", 0),
+    ],
+)
+def test_the_size_is_read_from_what_jax_says(text: str, size: int) -> None:
+    """Where it says one in a way that is known."""
+    assert wanted_bytes(text) == size
+
+
+def test_donated_arguments_are_gone() -> None:
+    """A call that has used them up cannot be repeated."""
+    kept, donated = jnp.ones(3), jnp.ones(3)
+    donated.delete()
+    assert not Shortage.are_gone([kept, np.ones(2), 1.0])
+    assert Shortage.are_gone([kept, donated])
+
+
+def test_a_call_that_no_machine_has_room_for(kitchen: Kitchen) -> None:
+    """With a real device: the caller gets the typed error, and the next call works."""
+
+    def enormous(x: Any) -> Any:
+        return jnp.zeros(1 << 44, jnp.float32) + x
+
+    source = Source(enormous)
+    with pytest.raises(OutOfMemory, match="allocating 70368744177664 bytes"):
+        kitchen.value(source, np.float32(1))
+    fine = Source(lambda x: x + 1)
+    assert kitchen.value(fine, np.float32(1)) == 2
+
+
+def test_a_call_for_which_room_is_made_is_answered(kitchen: Kitchen) -> None:
+    """It runs twice and its caller sees only the result."""
+    source = Source(lambda x: x * 2)
+    kitchen.value(source, np.float32(1))
+    (executable,) = kitchen.executables.all()
+    real = executable.program.call
+    attempts: list[None] = []
+
+    def scarce(*leaves: Any) -> list[Any]:
+        attempts.append(None)
+        if len(attempts) == 1:
+            raise full()
+        return real(*leaves)
+
+    executable.program.call = scarce
+    assert kitchen.value(source, np.float32(4)) == 8
+    assert len(attempts) == 2
+
+
+def test_a_call_whose_arguments_are_gone_is_not_repeated(
+    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is then jax's own."""
+    source = Source(lambda x: x * 3)
+    kitchen.value(source, np.float32(1))
+    (executable,) = kitchen.executables.all()
+    attempts: list[None] = []
+
+    def scarce(*leaves: Any) -> list[Any]:
+        attempts.append(None)
+        raise full()
+
+    executable.program.call = scarce
+    monkeypatch.setattr(Shortage, "are_gone", staticmethod(lambda _: True))
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        kitchen.value(source, np.float32(1))
+    assert len(attempts) == 1
