@@ -26,7 +26,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = ", ".join(row.name for row in ROWS)
     parser.add_argument("--rounds", type=int, help="rounds after the warm-up (5; quick: 2)")
     parser.add_argument("--quick", action="store_true", help="small sizes: does everything run?")
-    parser.add_argument("--rows", default="", help=f"only these, with commas: {names}")
+    parser.add_argument(
+        "--rows", default="", help=f"only these, with commas, or the beginning of some: {names}"
+    )
     parser.add_argument("--peers", action="store_true", help="leave jaxd itself out")
     parser.add_argument("--ray", action="store_true", help="also a Ray actor, if installed")
     parser.add_argument("--dask", action="store_true", help="also Dask, if installed")
@@ -38,9 +40,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error("--rounds must be 1 or more.")
-    if unknown := set(_split(chosen.rows)) - {row.name for row in ROWS}:
-        parser.error(f"there is no row {', '.join(sorted(unknown))}; choose from {names}.")
+    for wanted in _split(chosen.rows):
+        if not any(_is_one_of(row, [wanted]) for row in ROWS):
+            parser.error(f"there is no row {wanted}; choose from {names}.")
     return chosen
+
+
+def _is_one_of(row: Row, names: Sequence[str]) -> bool:
+    """Whether a row is asked for by its name, or by that of several, as in `transfer`."""
+    return any(row.name == name or row.name.startswith(f"{name}-") for name in names)
 
 
 def _split(names: str) -> list[str]:
@@ -54,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     chosen = _parse(arguments)
     wanted = _split(chosen.rows)
-    rows = [row for row in ROWS if not wanted or row.name in wanted]
+    rows = [row for row in ROWS if not wanted or _is_one_of(row, wanted)]
     rounds = chosen.rounds or (2 if chosen.quick else 5)
     flags = frozenset(name for name in ("ray", "dask") if getattr(chosen, name))
     without = frozenset({"jaxd"} if chosen.peers else ())

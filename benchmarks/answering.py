@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "answer_requests",
     "each",
+    "leave_out",
     "median_seconds",
     "p99",
     "serve_until_input_closes",
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 Measurement = Callable[[int], float]
-"""Takes a number of calls, makes them and returns seconds."""
+"""Takes a number of calls, makes them and returns seconds, or what else a row is about."""
 
 
 def median_seconds(call: Callable[[], object], calls: int) -> float:
@@ -65,7 +66,13 @@ def answer_requests(measurements: Mapping[str, Measurement]) -> None:
     say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        say({"seconds": measurements[request["measure"]](request["calls"])})
+        say({"figure": measurements[request["measure"]](request["calls"])})
+
+
+def leave_out(why: str) -> NoReturn:
+    """Says why there is nothing to measure here, and ends the driver."""
+    say({"left_out": why})
+    sys.exit()
 
 
 def serve_until_input_closes(serve: Callable[[], object], **greeting: Any) -> None:

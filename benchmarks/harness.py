@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchmarks.processes import LeftOut
 from benchmarks.stage import Stage
 
 __all__ = ["Comparison", "Outcome", "Row", "RowResult", "Sampler", "Target", "Variant", "measure"]
 
 Sampler = Callable[[], float]
-"""Measures one round and returns its figure in seconds (a p50, or a mean per call)."""
+"""Measures one round and returns its figure: a p50, or a mean per call, in the unit of its row."""
 
 Report = Callable[[str], None]
 """Told what is about to be measured."""
@@ -73,29 +74,38 @@ class Comparison:
         over: names of variants.
         under: names of variants.
         target: what to reach; None for a ratio that is only told.
-        allowance_s: seconds that are added below the line.
+        allowance: seconds, or bytes, that are added below the line.
     """
 
     text: str
     over: tuple[str, ...]
     under: tuple[str, ...]
     target: Target | None
-    allowance_s: float = 0.0
+    allowance: float = 0.0
 
-    def ratio(self, seconds: Mapping[str, float]) -> float:
+    def ratio(self, figures: Mapping[str, float]) -> float:
         """The ratio for one set of figures, by variant name."""
-        below = sum(seconds[name] for name in self.under) + self.allowance_s
-        return sum(seconds[name] for name in self.over) / below
+        below = sum(figures[name] for name in self.under) + self.allowance
+        return sum(figures[name] for name in self.over) / below
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table: variants measured in turn, and the ratios between them."""
+    """One row of the table: variants measured in turn, and the ratios between them.
+
+    Attributes:
+        name: how the command line calls it, alone or with others that begin alike.
+        title: the row in words.
+        variants: what is measured.
+        comparisons: the ratios.
+        unit: of its figures: seconds, or bytes.
+    """
 
     name: str
     title: str
     variants: tuple[Variant, ...]
     comparisons: tuple[Comparison, ...]
+    unit: Literal["s", "B"] = "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row gave: every round's seconds by variant, and why others were left out."""
+    """What one row gave: every round's figures by variant, and why others were left out."""
 
     row: Row
     rounds: Mapping[str, Sequence[float]]
@@ -133,8 +143,8 @@ class RowResult:
 
     @property
     def medians(self) -> dict[str, float]:
-        """The median over all rounds, in seconds, by variant."""
-        return {name: statistics.median(seconds) for name, seconds in self.rounds.items()}
+        """The median over all rounds, by variant."""
+        return {name: statistics.median(figures) for name, figures in self.rounds.items()}
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -160,7 +170,12 @@ def measure(row: Row, stage: Stage, rounds: int, report: Report = lambda _: None
     present = [variant for variant in row.variants if variant.name not in left_out]
     with stage.fresh() as own:
         report(f"{row.name}: starting")
-        samplers = {variant.name: variant.start(own) for variant in present}
+        samplers = {}
+        for variant in present:
+            try:
+                samplers[variant.name] = variant.start(own)
+            except LeftOut as why:
+                left_out[variant.name] = str(why)
         figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"))
     return RowResult(row, figures, left_out)
 
@@ -172,9 +187,9 @@ def interleave(
     figures: dict[str, list[float]] = {name: [] for name in samplers}
     for name, step in _steps(samplers, rounds):
         report(f"{'warm-up' if step == 0 else f'round {step} of {rounds}'}, {name}")
-        seconds = samplers[name]()
+        figure = samplers[name]()
         if step > 0:
-            figures[name].append(seconds)
+            figures[name].append(figure)
     return figures
 
 

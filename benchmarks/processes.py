@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ChildFailed", "Driver", "Service", "time_process"]
+__all__ = ["ChildFailed", "Driver", "LeftOut", "Service", "time_process"]
 
 _PATIENCE_S = 600.0
 """A child that is silent for longer is ended: nothing measured here takes minutes."""
@@ -19,6 +19,10 @@ _PATIENCE_S = 600.0
 
 class ChildFailed(RuntimeError):
     """A child process ended, or stayed silent, before it did what it was started for."""
+
+
+class LeftOut(Exception):
+    """What was to be measured is not there to be measured; says why."""
 
 
 @dataclass(slots=True)
@@ -105,7 +109,11 @@ class Driver:
 
     def seconds(self, what: str, calls: int) -> float:
         """One round of `calls` calls: the figure that the driver names `what`, in seconds."""
-        return float(self.service.ask({"measure": what, "calls": calls})["seconds"])
+        return self.figure(what, calls)
+
+    def figure(self, what: str, calls: int) -> float:
+        """The same in whatever unit it has."""
+        return float(self.service.ask({"measure": what, "calls": calls})["figure"])
 
     def end(self) -> None:
         """Ends the child."""

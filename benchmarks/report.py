@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.harness import Outcome, RowResult
 
-__all__ = ["as_json", "as_markdown", "format_seconds"]
+__all__ = ["as_json", "as_markdown", "format_bytes", "format_seconds"]
 
 _PREAMBLE = """\
 # Benchmarks
@@ -24,6 +24,17 @@ def format_seconds(seconds: float) -> str:
         if seconds < scale:
             return f"{seconds / scale * 1e3:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def format_bytes(count: float) -> str:
+    """Three digits and the unit that suits: `840 B`, `33.1 kB`, `6.4 MB`."""
+    for scale, unit in ((1e3, "B"), (1e6, "kB")):
+        if count < scale:
+            return f"{count / scale * 1e3:.3g} {unit}"
+    return f"{count / 1e6:.3g} MB"
+
+
+_SHOWN: Final = {"s": format_seconds, "B": format_bytes}
 
 
 def as_markdown(results: Sequence[RowResult], facts: Mapping[str, str], rounds: int) -> str:
@@ -57,8 +68,8 @@ def _medians(results: Iterable[RowResult]) -> str:
     lines = []
     for result in results:
         for variant in result.row.variants:
-            seconds = result.medians.get(variant.name)
-            shown = format_seconds(seconds) if seconds is not None else ""
+            figure = result.medians.get(variant.name)
+            shown = "" if figure is None else _SHOWN[result.row.unit](figure)
             lines.append(
                 (result.row.name, variant.name, shown, result.left_out.get(variant.name, ""))
             )
@@ -71,7 +82,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(results: Sequence[RowResult], facts: Mapping[str, str], rounds: int) -> dict[str, Any]:
-    """The same as plain data; times in seconds, every round kept."""
+    """The same as plain data; times in seconds, sizes in bytes, every round kept."""
     return {
         "machine": dict(facts),
         "rounds": rounds,
@@ -83,8 +94,9 @@ def _row_data(result: RowResult) -> dict[str, Any]:
     return {
         "name": result.row.name,
         "title": result.row.title,
-        "median_s": result.medians,
-        "rounds_s": {name: list(seconds) for name, seconds in result.rounds.items()},
+        "unit": result.row.unit,
+        "median": result.medians,
+        "rounds": {name: list(figures) for name, figures in result.rounds.items()},
         "left_out": dict(result.left_out),
         "ratios": [_outcome_data(outcome) for outcome in result.outcomes],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.own_server import OwnServer
-from benchmarks.processes import Driver, Service, time_process
+from benchmarks.processes import Driver, LeftOut, Service, time_process
 
 __all__ = ["Sizes", "Stage"]
 
 T = TypeVar("T")
+
+_numbers = itertools.count()
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,16 +32,18 @@ class Sizes:
         calls: small calls in one round.
         many_calls: the same where one in a hundred is looked for.
         slow_calls: the same for a peer that needs milliseconds for each.
-        large_calls: calls with a large argument in one round.
-        large_bytes: bytes of that argument.
+        round_bytes: bytes of the large arguments of one round, roughly.
+        most_bytes: the most that one argument has.
+        steps: steps of training in one round.
         blocks: attention blocks in the train step.
     """
 
     calls: int = 2000
     many_calls: int = 30_000
     slow_calls: int = 200
-    large_calls: int = 11
-    large_bytes: int = 64 * 2**20
+    round_bytes: int = 704 * 2**20
+    most_bytes: int = 256 * 2**20
+    steps: int = 200
     blocks: int = 16
 
     @classmethod
@@ -48,10 +53,15 @@ class Sizes:
             calls=200,
             many_calls=1000,
             slow_calls=20,
-            large_calls=3,
-            large_bytes=8 * 2**20,
+            round_bytes=24 * 2**20,
+            most_bytes=8 * 2**20,
+            steps=20,
             blocks=2,
         )
+
+    def large_calls(self, nbytes: int) -> int:
+        """Calls in one round with an argument of that size."""
+        return max(3, min(self.calls, self.round_bytes // nbytes))
 
 
 @dataclass(slots=True)
@@ -125,10 +135,16 @@ class Stage:
     def driver(
         self, module: str, *arguments: str, prefix: Sequence[str] = (), **extra: str
     ) -> Driver:
-        """Starts `python -m module`, a process that measures itself when asked."""
+        """Starts `python -m module`, a process that measures itself when asked.
+
+        Raises:
+            LeftOut: when it says that there is nothing to measure.
+        """
         command = [*prefix, sys.executable, "-m", module, *arguments]
         driver = Driver(Service.start(command, self.environment(**extra), self.directory))
         self._ends.callback(driver.end)
+        if why := driver.service.greeting.get("left_out"):
+            raise LeftOut(why)
         return driver
 
     def process_seconds(self, *arguments: str, **extra: str) -> tuple[float, str]:
@@ -148,8 +164,8 @@ class Stage:
         return self._ends.enter_context(context)
 
     def socket_path(self, name: str) -> str:
-        """A path for a Unix socket in the private directory."""
-        return str(self.directory / f"{name}.sock")
+        """A fresh path for a Unix socket in the private directory."""
+        return str(self.directory / f"{name}-{next(_numbers)}.sock")
 
     def agree(self, fact: str, value: float) -> None:
         """Checks that every variant that computes `fact` finds the same value.

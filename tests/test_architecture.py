@@ -48,6 +48,7 @@ DOORS = {
 JAX_AT_IMPORT = (
     "server/jaxd_server/compiler.py",
     "server/jaxd_server/device_memory.py",
+    "server/jaxd_server/holdings.py",
     "server/jaxd_server/jax_config.py",
     "server/jaxd_server/jax_disk_cache.py",
     "server/jaxd_server/jax_handover.py",
@@ -61,6 +62,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/signature.py",
     "server/jaxd_server/target.py",
     "server/jaxd_server/tracer.py",
+    "server/jaxd_server/value_desk.py",
     "server/jaxd_server/verification.py",
 )
 
@@ -84,6 +86,7 @@ TESTED_ELSEWHERE = {
     "client/jaxd/demo/digits.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
+    "server/jaxd_server/workshop.py": "every test of a connection has one",
 }
 
 

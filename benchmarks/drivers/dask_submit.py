@@ -1,7 +1,8 @@
-"""A Dask worker process that runs a jitted function, in a local cluster of its own."""
+"""A Dask worker that runs jitted functions, in a cluster of its own: `dask_submit BYTES`."""
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -14,18 +15,18 @@ distributed: Any = import_module("distributed")  # by name: type checkers need n
 
 
 @lru_cache
-def compiled() -> Any:
-    """The jitted function of this worker process."""
+def compiled() -> dict[str, Any]:
+    """The jitted functions of this worker process."""
     import jax
 
-    return jax.jit(lambda x: x * 2.0 + 1.0)
+    return {"small": jax.jit(lambda x: x * 2.0 + 1.0), "large": jax.jit(lambda x: x[:8].sum())}
 
 
-def affine(x: Any) -> Any:
-    """The numpy result."""
+def call(name: str, x: Any) -> Any:
+    """The numpy result of one of them."""
     from benchmarks.drivers.dask_submit import compiled  # the worker's own cache
 
-    return np.asarray(compiled()(x))
+    return np.asarray(compiled()[name](x))
 
 
 def main() -> None:
@@ -34,9 +35,13 @@ def main() -> None:
         n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
     )
     with cluster, distributed.Client(cluster) as client:
-        x = np.ones(16, np.float32)
-        call = each(lambda: client.submit(affine, x, pure=False).result())
-        answer_requests({"small": call})
+        x, large = np.ones(16, np.float32), np.ones(int(sys.argv[1]) // 4, np.float32)
+        answer_requests(
+            {
+                "small": each(lambda: client.submit(call, "small", x, pure=False).result()),
+                "large": each(lambda: client.submit(call, "large", large, pure=False).result()),
+            }
+        )
 
 
 if __name__ == "__main__":

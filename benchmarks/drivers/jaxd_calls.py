@@ -1,4 +1,4 @@
-"""A client of jaxd without jax: `jaxd_calls ADDRESS LARGE_BYTES`."""
+"""Small calls of a client of jaxd without jax: `jaxd_calls ADDRESS`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ def affine(x: Any) -> Any:
     return x * 2.0 + 1.0
 
 
-def first_eight(x: Any) -> Any:
-    """The function of a large argument that hardly reads it."""
-    return x[:8].sum()
-
-
 def submit_all(submit: Callable[[Any], Future[Any]], x: Any, calls: int) -> None:
     """Makes `calls` calls, at most `WINDOW` of them in flight."""
     pending: deque[Future[Any]] = deque()
@@ -40,15 +35,13 @@ def submit_all(submit: Callable[[Any], Future[Any]], x: Any, calls: int) -> None
 
 def main() -> None:
     """Measures until the input closes."""
-    address, large_bytes = sys.argv[1], int(sys.argv[2])
-    small, large = (persistent_call(f, server=address) for f in (affine, first_eight))
-    x, big = np.ones(16, np.float32), np.ones(large_bytes // 4, np.float32)
+    small = persistent_call(affine, server=sys.argv[1])
+    x = np.ones(16, np.float32)
     assert np.asarray(small(x)).tolist() == [3.0] * 16
     answer_requests(
         {
             "small": each(lambda: np.asarray(small(x))),
             "small, p99": p99(lambda: np.asarray(small(x))),
-            "large": each(lambda: np.asarray(large(big))),
             "one at a time": together(lambda calls: [small(x) for _ in range(calls)]),
             "submit": together(lambda calls: submit_all(small.submit, x, calls)),
             "map": together(lambda calls: deque(small.map([x] * calls), maxlen=0)),

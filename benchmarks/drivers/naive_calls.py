@@ -1,4 +1,4 @@
-"""A client of the naive server, as one would write it first: `naive_calls PORT`."""
+"""A client of the naive server, as one would write it first: `naive_calls PORT BYTES`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def naive_persistent_call(function: Callable[..., Any], port: int) -> Callable[.
 
 def main() -> None:
     """Measures until the input closes."""
-    affine = naive_persistent_call(lambda x: x * 2.0 + 1.0, int(sys.argv[1]))
+    port, nbytes = int(sys.argv[1]), int(sys.argv[2])
+    affine = naive_persistent_call(lambda x: x * 2.0 + 1.0, port)
+    first_eight = naive_persistent_call(lambda x: x[:8].sum(), port)
     x = np.ones(16, np.float32)
-    answer_requests({"small": each(lambda: affine(x))})
+    large = np.random.default_rng(0).random(nbytes // 4, np.float32)  # rpyc compresses what it can
+    answer_requests({"small": each(lambda: affine(x)), "large": each(lambda: first_eight(large))})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Ray actor that holds a jitted function, in a cluster of its own: `ray_actor DIRECTORY`."""
+"""A Ray actor that holds jitted functions, in a cluster of its own: `ray_actor DIRECTORY BYTES`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from benchmarks.answering import answer_requests, each
 ray: Any = import_module("ray")  # by name: type checkers need not have it installed
 
 
-class Affine:
-    """Keeps the function compiled between calls."""
+class Functions:
+    """Keeps them compiled between calls."""
 
     def __init__(self) -> None:
         import jax
 
         self._affine = jax.jit(lambda x: x * 2.0 + 1.0)
+        self._first_eight = jax.jit(lambda x: x[:8].sum())
 
-    def call(self, x: Any) -> Any:
-        """The numpy result."""
+    def affine(self, x: Any) -> Any:
+        """The numpy result of the small function."""
         return np.asarray(self._affine(x))
+
+    def first_eight(self, x: Any) -> Any:
+        """The numpy result of the function of a large argument."""
+        return np.asarray(self._first_eight(x))
 
 
 def main() -> None:
@@ -36,9 +41,14 @@ def main() -> None:
         log_to_driver=False,
     )
     try:
-        actor = ray.remote(Affine).remote()
-        x = np.ones(16, np.float32)
-        answer_requests({"small": each(lambda: ray.get(actor.call.remote(x)))})
+        actor = ray.remote(Functions).remote()
+        x, large = np.ones(16, np.float32), np.ones(int(sys.argv[2]) // 4, np.float32)
+        answer_requests(
+            {
+                "small": each(lambda: ray.get(actor.affine.remote(x))),
+                "large": each(lambda: ray.get(actor.first_eight.remote(large))),
+            }
+        )
     finally:
         ray.shutdown()
 

@@ -6,8 +6,9 @@ from benchmarks.harness import Row
 from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.key import KEY
-from benchmarks.rows.large import LARGE_TCP, LARGE_UNIX
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
+from benchmarks.rows.training import TRAINING, TRAINING_BYTES
+from benchmarks.rows.transfer import FETCH, TRANSFERS
 
 __all__ = ["ROWS"]
 
@@ -16,8 +17,10 @@ ROWS: tuple[Row, ...] = (
     FRESH_SCALAR,
     SMALL_CALL,
     IN_FLIGHT,
-    LARGE_TCP,
-    LARGE_UNIX,
+    *TRANSFERS,
+    FETCH,
+    TRAINING,
+    TRAINING_BYTES,
     KEY,
     RESTART,
     DISPATCH,

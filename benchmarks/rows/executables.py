@@ -93,13 +93,13 @@ DISPATCH = Row(
 
 
 def _alone(stage: Stage) -> Sampler:
-    driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix, "64")
+    driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
     return lambda: driver.seconds("small, p99", stage.sizes.many_calls)
 
 
 def _beside_builds(stage: Stage) -> Sampler:
     address = stage.own_server().unix
-    calls = stage.driver("benchmarks.drivers.jaxd_calls", address, "64")
+    calls = stage.driver("benchmarks.drivers.jaxd_calls", address)
     builds = stage.driver("benchmarks.drivers.builds", address, str(stage.sizes.blocks))
 
     def sample() -> float:

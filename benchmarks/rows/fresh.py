@@ -82,7 +82,7 @@ FRESH_PROCESS = Row(
             over=("jaxd and jax",),
             under=("jax imports",),
             target=Target("at most", 1),
-            allowance_s=0.1,
+            allowance=0.1,
         ),
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.isolation import loopback_only
 from benchmarks.processes import Driver
+from benchmarks.rows import peers
 from benchmarks.stage import Stage
 
 __all__ = ["IN_FLIGHT", "SMALL_CALL"]
@@ -18,7 +18,7 @@ def _sampler(driver: Driver, what: str, calls: int) -> Sampler:
 
 def _jaxd(what: str) -> Callable[[Stage], Sampler]:
     def start(stage: Stage) -> Sampler:
-        driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix, "64")
+        driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
         return _sampler(driver, what, stage.sizes.calls)
 
     return start
@@ -36,27 +36,8 @@ def _local_jit(stage: Stage) -> Sampler:
     return _sampler(driver, "small", stage.sizes.calls)
 
 
-def _naive(stage: Stage) -> Sampler:
-    port = stage.service("benchmarks.naive_server")["port"]
-    driver = stage.driver("benchmarks.drivers.naive_calls", str(port))
-    return _sampler(driver, "small", stage.sizes.calls)
-
-
-def _ray(stage: Stage) -> Sampler:
-    prefix = stage.enter(loopback_only())
-    driver = stage.driver(
-        "benchmarks.drivers.ray_actor",
-        str(stage.directory / "ray"),
-        prefix=prefix,
-        RAY_USAGE_STATS_ENABLED="0",
-    )
-    return _sampler(driver, "small", stage.sizes.calls)
-
-
-def _dask(stage: Stage) -> Sampler:
-    prefix = stage.enter(loopback_only())
-    driver = stage.driver("benchmarks.drivers.dask_submit", prefix=prefix)
-    return _sampler(driver, "small", stage.sizes.slow_calls)
+def _peer(start: Callable[[Stage], Driver], calls: str = "calls") -> Callable[[Stage], Sampler]:
+    return lambda stage: _sampler(start(stage), "small", getattr(stage.sizes, calls))
 
 
 _JAXD = ("jaxd", "jax")
@@ -68,9 +49,14 @@ SMALL_CALL = Row(
         Variant("jaxd", _jaxd("small"), needs=_JAXD),
         Variant("rpyc echo", _echo),
         Variant("local jit", _local_jit, needs=("jax",)),
-        Variant("naive server", _naive, needs=("jax",)),
-        Variant("Ray actor", _ray, needs=("ray", "jax"), flag="ray"),
-        Variant("Dask submit", _dask, needs=("distributed", "jax"), flag="dask"),
+        Variant("naive server", _peer(peers.naive), needs=("jax",)),
+        Variant("Ray actor", _peer(peers.ray), needs=("ray", "jax"), flag="ray"),
+        Variant(
+            "Dask submit",
+            _peer(peers.dask, "slow_calls"),
+            needs=("distributed", "jax"),
+            flag="dask",
+        ),
     ),
     comparisons=(
         Comparison(

@@ -13,11 +13,23 @@ once. Importing this package loads neither jax nor numpy.
 from __future__ import annotations
 
 from jaxd import errors
-from jaxd.client import Client, connect, statistics
+from jaxd.client import (
+    Client,
+    connect,
+    empty,
+    forget,
+    get,
+    named,
+    put,
+    shared_copy,
+    statistics,
+    wait,
+)
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
 from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
+from jaxd.remote_array import RemoteArray
 from jaxd.results import PRNGKeys
 from jaxd.settings import Settings
 from jaxd_protocol import __version__
@@ -30,13 +42,21 @@ __all__ = [
     "LazyArray",
     "PRNGKeys",
     "PersistentFunction",
+    "RemoteArray",
     "Settings",
     "Statistics",
     "__version__",
     "connect",
+    "empty",
     "errors",
+    "forget",
+    "get",
+    "named",
     "persistent_call",
+    "put",
+    "shared_copy",
     "statistics",
+    "wait",
 ]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.lazy import LazyArray
+from jaxd.remote_array import RemoteArray
 from jaxd.results import PRNGKeys
+from jaxd_protocol.elsewhere import VALUE, Row
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
@@ -16,7 +19,29 @@ from jaxd_protocol.trees.layout import COUNT
 if TYPE_CHECKING:
     from jaxd_protocol.packing import Packed
 
-__all__ = ["ArgumentEncoder", "encode_arguments"]
+__all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
+
+
+class EncodedArguments(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        skeleton, blob, buffers: see `jaxd_protocol.trees`.
+        rows: where the data lies that is in none of them.
+        values: the arrays on the server among them, by leaf.
+        owners: for each buffer the number of its leaf; -1 when that is no plain array.
+        sources: the arrays of jax whose data is in a buffer, by leaf.
+        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+    """
+
+    skeleton: bytes
+    blob: bytes
+    buffers: list[memoryview]
+    rows: list[Row]
+    values: dict[int, RemoteArray]
+    owners: list[int]
+    sources: dict[int, Any]
+    heads: dict[int, bytes]
 
 
 def encode_arguments(
@@ -24,8 +49,11 @@ def encode_arguments(
     kwargs: dict[str, Any],
     statics: Statics,
     met: dict[Any, Any],
-) -> tuple[bytes, bytes, list[memoryview]]:
-    """Skeleton, blob and buffers of a call.
+    keeper: object = None,
+) -> EncodedArguments:
+    """The arguments of a call for the wire.
+
+    Arrays on the server, of this `keeper`, do not move; those of others come home first.
 
     Classes and callables that are met on the way are entered in `met`, by name and by content id,
     so that results can come back as their instances, and with them. Large contiguous arrays are
@@ -36,20 +64,39 @@ def encode_arguments(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(met)
+    encoder = ArgumentEncoder(met, keeper)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
         encoder.node((args, kwargs))
-    return encoder.skeleton, encoder.blob, encoder.buffers
+    return EncodedArguments(
+        encoder.skeleton,
+        encoder.blob,
+        encoder.buffers,
+        encoder.rows,
+        encoder.values,
+        encoder.owners,
+        encoder.sources,
+        encoder.heads,
+    )
 
 
 class ArgumentEncoder(TreeEncoder):
-    """Knows numpy, jax and this package's own arrays; anything else is pickled."""
+    """Knows numpy, jax, this package's own arrays and, with jax, all that jax takes apart.
 
-    def __init__(self, met: dict[Any, Any]) -> None:
+    Anything else is pickled.
+    """
+
+    types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
+
+    def __init__(self, met: dict[Any, Any], keeper: object = None) -> None:
         super().__init__()
+        self.rows: list[Row] = []
+        self.values: dict[int, RemoteArray] = {}
+        self.sources: dict[int, Any] = {}
+        self.heads: dict[int, bytes] = {}
         self._met = met
+        self._keeper = keeper
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
         """Appends the arguments, the static ones as part of the structure."""
@@ -77,10 +124,13 @@ class ArgumentEncoder(TreeEncoder):
         self._skeleton += (b"Q", COUNT.pack(len(data)), data)
 
     def other(self, value: Any) -> None:
-        """Appends an array, a named tuple, or a pickle of whatever else this is."""
+        """Appends an array, a named tuple, an object's leaves, or a pickle of what else this is."""
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             self._numpy(numpy, value)
+        elif isinstance(value, RemoteArray):
+            self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
+            self.remote(value)
         elif type(value) is LazyArray:
             self.raw_array(*value.raw)
         elif type(value) is PRNGKeys:
@@ -88,11 +138,26 @@ class ArgumentEncoder(TreeEncoder):
 
             self.key(value.impl, np.asarray(value.data))
         elif encode_jax(self, value):
-            return
+            if self.owners and self.owners[-1] == self.count - 1:
+                self.sources[self.count - 1] = value
         elif isinstance(value, tuple) and hasattr(type(value), "_fields") and _by_name(type(value)):
             self._named_tuple(value)
-        else:
+        elif not self._taken_apart(value):
             self._pickled(value)
+
+    def large(self, data: memoryview) -> None:
+        """Puts the bytes of an array beside the message; its spec was appended just before."""
+        self.heads[self.count] = self._skeleton[-1]
+        super().large(data)
+
+    def remote(self, array: RemoteArray) -> None:
+        """Appends an array on the server, without its data if it is the server of this call."""
+        if array.keeper is self._keeper:
+            self.rows.append(Row(self.count, VALUE, array.id))
+            self.values[self.count] = array
+            self.spec(array.leaf)
+        else:
+            self.node(array.fetch(copy=False))
 
     def unusual_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""
@@ -106,6 +171,22 @@ class ArgumentEncoder(TreeEncoder):
             array = numpy.ascontiguousarray(array)
         self.array(array)
 
+    def _taken_apart(self, value: Any) -> bool:
+        """Appends an object's template and its leaves, where there is jax to tell them apart."""
+        if loaded_jax() is None:
+            return False
+        from jaxd.templates import take_apart
+
+        found = take_apart(value)
+        if found is None:
+            return False
+        template, leaves = found
+        self._meet(value, template.packed)
+        self._skeleton.append(template.head)
+        for leaf in leaves:
+            self.node(leaf)
+        return True
+
     def _pickled(self, value: Any) -> None:
         from jaxd_protocol.packing import pack_out_of_band
 
@@ -117,8 +198,7 @@ class ArgumentEncoder(TreeEncoder):
         data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
         self._meet(value, data)
         self._skeleton += (b"P", COUNT.pack(len(buffers)))
-        self.buffers.append(memoryview(data))
-        self.buffers += buffers
+        self.beside(memoryview(data), *buffers)
 
     def _meet(self, value: Any, data: Packed) -> None:
         cls = type(value)

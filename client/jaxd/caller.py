@@ -1,106 +1,49 @@
-"""Makes calls: one server, one connection to it, made when needed and made again when lost."""
+"""Makes calls on one server."""
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.arguments import encode_arguments
-from jaxd.forking import forget_after_fork
-from jaxd.notices import Notices
-from jaxd.progress import Progress
-from jaxd.results import ResultsAs
+from jaxd.encoded import Encoded
+from jaxd.link import Link
+from jaxd.results import Home, ResultsAs
 from jaxd.settings import Settings
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT
-from jaxd_protocol.errors import ConnectionLost, ProtocolError, WorkerLost, WorkerReplaced
+from jaxd.value_calls import stay_for
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.errors import ConnectionLost, WorkerLost, WorkerReplaced
 from jaxd_protocol.failures import is_failure, rebuild_failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
+    from jaxd.pending import Pending
+    from jaxd.routes import Load
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
-__all__ = ["MAX_WORKERS", "Caller", "Encoded", "HasCaller", "default_caller", "lost_twice"]
+__all__ = ["MAX_WORKERS", "Caller", "HasCaller", "default_caller", "lost_twice"]
 
 MAX_WORKERS = 4
 """How many workers a call is sent to while one after the other is replaced."""
 
 
-class Encoded(NamedTuple):
-    """A call ready to be sent.
-
-    Attributes:
-        spec: what is called.
-        skeleton, blob, buffers: the arguments; buffers are views of the caller's arrays.
-        timeout_s: seconds until the caller gives up, or None.
-        results: in which form the caller wants the result.
-        strict: whether packages that differ on the server are an error.
-    """
-
-    spec: Spec
-    skeleton: bytes
-    blob: bytes
-    buffers: Sequence[memoryview]
-    timeout_s: float | None
-    results: ResultsAs
-    strict: bool = False
-
-    @property
-    def message(self) -> tuple[Any, ...]:
-        """The arguments of the request `call`."""
-        flags = MAY_REPEAT | (STRICT if self.strict else 0)
-        return (self.spec.key, self.skeleton, self.blob, self.timeout_s, flags)
-
-
-class Caller:
+class Caller(Link):
     """One server, as persistent functions use it. Thread-safe; connects when first used.
 
     Args:
         settings: where the server is and how to prove who we are.
-
-    Attributes:
-        address: where it was found; None before the first connection.
-        session: the server's name for this client, kept over connections.
-        window: has a place for each submitted call that the server takes from one connection.
-        progress: shows how far long calls are.
-        notices: says what the server has to say of calls.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
-        self.progress = Progress()
-        self.notices = Notices()
-        self.after_fork()
-        forget_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Forgets the connection without ending it, as the child of a fork must."""
-        self._lock = threading.Lock()  # guards connecting
-        self._connection: ClientConnection | None = None
-        self._left: list[ClientConnection] = []
-        self.window: threading.BoundedSemaphore | None = None
-        self.address: Address | None = None
-        self.session: str | None = None
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is an open connection now."""
-        return self._connection is not None and self._connection.alive
-
-    def close(self) -> None:
-        """Ends the connection; the next call makes another."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.retire()
+        super().__init__(settings, self)
 
     def encode(
         self,
@@ -118,14 +61,24 @@ class Caller:
         """
         self.remember(spec)
         classes: dict[tuple[str, str], type] = {}
-        if spec.identity.archives is None:
-            encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
-        else:
-            with spec.identity.shipping():
-                encoded = encode_arguments(args, kwargs, spec.identity.statics, classes)
+        with spec.identity.travelling():
+            encoded = encode_arguments(args, kwargs, spec.identity.statics, classes, self.remote)
         if classes:
             spec.identity.reader.learn(classes)
-        return Encoded(spec, *encoded, timeout_s, results, strict)
+        stay = stay_for(results, on_values=bool(encoded.values))
+        return Encoded(
+            spec,
+            *encoded[:3],
+            timeout_s,
+            results,
+            strict,
+            encoded.rows,
+            encoded.values,
+            encoded.owners,
+            stay,
+            encoded.sources,
+            encoded.heads,
+        )
 
     def remember(self, spec: Spec) -> None:
         """Keeps what a key stands for as long as the function lives: the server may ask."""
@@ -139,6 +92,8 @@ class Caller:
             BaseException: what the function raised, in its own type where this process has it.
             JaxdError: when the call could not be made.
         """
+        if call.values:
+            return self.values().calls.call(call)
         value, frame = self.reply(call)
         return self.outcome(call, value, frame.buffers)
 
@@ -163,12 +118,16 @@ class Caller:
             connection = self.connection()
             number = connection.number()
             ready = False
+            load = self.routes.load(call, connection, spare=True, deadline=deadline)
+            message = call.message(load.rows, 0, self.drops())
+            late = partial(self._let_go, call, load)
             try:
                 value, frame = connection.request(
-                    "call", call.message, call.buffers, deadline, number
+                    "call", message, load.buffers, deadline, number, late=late
                 )
                 ready = value[0] != FAILED
             finally:
+                load.release(value if ready else None)
                 self.progress.finish(connection, number, ready=ready)
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
@@ -179,6 +138,13 @@ class Caller:
                 break
         return value, frame
 
+    def _let_go(self, call: Encoded, load: Load, pending: Pending) -> None:
+        """A reply that nobody waits for any more: what it has left on the server goes."""
+        load.abandon()
+        if call.stay is not None and pending.error is None and pending.frame is not None:
+            with suppress(BaseException):
+                self.outcome(call, pending.value, pending.frame.buffers)
+
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
 
@@ -187,6 +153,8 @@ class Caller:
         Raises:
             JaxdError: when the call could not be made. What happens to it later is in the future.
         """
+        if call.values:
+            return self.values().calls.submit(call)
         from jaxd.submission import Submission  # imports concurrent.futures
 
         submission = Submission(self, call)
@@ -202,78 +170,10 @@ class Caller:
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
         identity = call.spec.identity
-        if identity.archives is None:
+        if call.stay is not None:
+            return self.values().calls.read(call, value[1], Home.of(value, buffers))
+        with identity.travelling():
             return identity.reader.read(value[1], value[2], buffers, call.results)
-        with identity.shipping():
-            return identity.reader.read(value[1], value[2], buffers, call.results)
-
-    # the connection ---------------------------------------------------------------------------
-
-    def connection(self, fresh: bool = False) -> ClientConnection:
-        """The open connection; made, or made anew, when there is none.
-
-        Args:
-            fresh: look first whether the server has ended it while it was idle; for what cannot
-                be sent twice.
-
-        Raises:
-            NoServer: when no server can be found, started or reached.
-            AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
-        """
-        connection = self._connection
-        if fresh and connection is not None:
-            connection.check()
-        if connection is not None and connection.alive:
-            return connection
-        with self._lock:
-            if self._connection is None or not self._connection.alive:
-                try:
-                    self._connection = self._connect()
-                except ProtocolError:
-                    if not self._left:
-                        raise
-                    self._connection = self._connect()  # that was the old worker, at its very end
-                for left in self._left:
-                    left.check()  # the worker behind it has ended by now
-                self._left = [left for left in self._left if left.alive]
-            return self._connection
-
-    def leave(self, connection: ClientConnection) -> None:
-        """Makes no more calls over a connection whose worker is being replaced.
-
-        Those that are open on it are still answered.
-        """
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-                self._left.append(connection)
-
-    def _connect(self) -> ClientConnection:
-        from jaxd.connecting import open_connection  # imports rpyc: only a first call needs it
-        from jaxd.discovery import find_server
-
-        self.address = find_server(self.settings)
-        connection, welcome = open_connection(self.address, self.settings, self.session, self)
-        self.session = welcome["session"]
-        self.window = threading.BoundedSemaphore(int(welcome["slots"]))
-        self.notices.compare(welcome["peer"].versions)
-        return connection
-
-    def ask(self, verb: str, *args: Any) -> dict[str, Any]:
-        """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
-
-        Raises:
-            NoServer: when it cannot be reached.
-            JaxdError: what it says instead of an answer.
-        """
-        try:
-            value, _ = self.connection().request(verb, args)
-        except ConnectionLost:
-            value, _ = self.connection().request(verb, args)
-        if value[0] == FAILED:
-            raise rebuild_failure(value[1])
-        report: dict[str, Any] = json.loads(value)
-        return report
 
     # what the server asks (see transport.Answers) ----------------------------------------------
 

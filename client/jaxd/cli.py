@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxd.commands import doctor, functions, start, status, stop, token, warm, why
+from jaxd.commands import doctor, functions, start, status, stop, token, values, warm, why
 from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
@@ -23,6 +23,7 @@ _OWN = {
     "token": token,
     "why": why,
     "functions": functions,
+    "values": values,
     "warm": warm,
 }
 
@@ -42,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`), 130 after
-        Ctrl-C; `warm --record` and `cache`: that of the program they run.
+        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`, `values`),
+        130 after Ctrl-C; `warm --record` and `cache`: that of the program they run.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.

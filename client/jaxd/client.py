@@ -6,15 +6,28 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from jaxd import block_arrays, placing
 from jaxd.caller import Caller, default_caller
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
 from jaxd.persistent_function import PersistentFunction
+from jaxd.routes import shared_pool
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import NoServer
 
-__all__ = ["Client", "connect", "statistics"]
+__all__ = [
+    "Client",
+    "connect",
+    "empty",
+    "forget",
+    "get",
+    "named",
+    "put",
+    "shared_copy",
+    "statistics",
+    "wait",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,6 +77,22 @@ class Client:
         """
         server = self.caller.ask("info")
         return {**server, "address": str(self.caller.address), "session": self.caller.session}
+
+    def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+        """As `jaxd.put`, on this client's server."""
+        return placing.put(self.caller, tree, name, ttl_s)
+
+    def named(self, name: str) -> Any:
+        """As `jaxd.named`, of this client's server."""
+        return placing.find_named(self.caller, name)
+
+    def forget(self, name: str) -> bool:
+        """As `jaxd.forget`, on this client's server."""
+        return placing.forget_named(self.caller, name)
+
+    def get(self, tree: Any) -> Any:
+        """As `jaxd.get`."""
+        return placing.bring_home(tree)
 
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.
@@ -124,6 +153,82 @@ def statistics() -> Statistics:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
     """
     return Client(default_caller(_with_server(Settings.resolve()))).statistics()
+
+
+def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+    """The tree with its arrays and numbers on the server, as `RemoteArray`s.
+
+    They live as long as this process holds them. dtypes become what `jax.device_put` makes of them.
+
+    Args:
+        tree: arrays and numbers in dicts, lists and tuples; any pytree where jax is imported.
+        name: also keep them on the server under this name, for every process of this user.
+        ttl_s: seconds until the name is forgotten; by default it lives as long as the server's
+            worker, or until `jaxd.forget`.
+
+    Raises:
+        NoServer: when there is none; with `JAXD_INLINE=1` the tree is returned as it is.
+        ValuesFull: when there is no room.
+        ArgumentError: when something in the tree is neither array nor number.
+    """
+    settings = Settings.resolve()
+    return tree if settings.inline else Client(default_caller(settings)).put(
+        tree, name=name, ttl_s=ttl_s
+    )  # fmt: skip
+
+
+def get(tree: Any) -> Any:
+    """The tree with all its `RemoteArray`s brought home, in few messages; waits for them.
+
+    Raises:
+        BaseException: what a call raised that was to compute one of them.
+        ValueDeleted, ValuesLost: when one is gone.
+    """
+    return placing.bring_home(tree)
+
+
+def wait(tree: Any) -> Any:
+    """Returns the tree when all of its `RemoteArray`s are computed; moves nothing.
+
+    Raises:
+        BaseException: what a call raised that was to compute one of them.
+    """
+    placing.wait(tree)
+    return tree
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
+    """A numpy array that costs nothing to send to a server on this machine.
+
+    As of `numpy.empty`. It lies in memory that the server can map; so does every slice of it. A
+    call on it is over when its result is here: it never returns before. Without such memory, or
+    below 64 kB, an ordinary array.
+    """
+    return block_arrays.empty(shared_pool(), shape, dtype)
+
+
+def shared_copy(tree: Any) -> Any:
+    """The tree with its arrays copied as numpy arrays like those of `empty`."""
+    return block_arrays.shared_copy(shared_pool(), tree)
+
+
+def named(name: str) -> Any:
+    """The tree that `put(…, name=name)` left on the server, as `RemoteArray`s.
+
+    Raises:
+        ValueDeleted: when there is none of that name.
+        NoServer: when there is no server.
+    """
+    return Client(default_caller(_with_server(Settings.resolve()))).named(name)
+
+
+def forget(name: str) -> bool:
+    """Removes a name from the server; whether it was there.
+
+    Raises:
+        NoServer: when there is no server.
+    """
+    return Client(default_caller(_with_server(Settings.resolve()))).forget(name)
 
 
 def _with_server(settings: Settings) -> Settings:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 from jaxd.frames import users_level
 from jaxd.option_values import Ship
@@ -21,6 +21,8 @@ from jaxd_protocol.statics import Statics, statics_of
 from jaxd_protocol.trees.references import mark_of
 
 __all__ = ["Identity", "Spec"]
+
+_BY_VALUE: Final = nullcontext()
 
 
 class Spec:
@@ -123,9 +125,9 @@ class Identity:
                     self._packed = pack_function(self._function, what, self._walked.reach)
             return self._packed
 
-    def shipping(self) -> AbstractContextManager[None]:
+    def travelling(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
-        return shipping(self.archives)
+        return _BY_VALUE if self.archives is None else shipping(self.archives)
 
     def warn(self) -> None:
         """Says what no key can hold, and what is not shared; for the first identity of a function.

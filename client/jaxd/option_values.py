@@ -16,7 +16,7 @@ __all__ = ["Ship", "check_option_values"]
 Ship = Literal["value", "source"]
 """How the user's own code travels: as the values that are reached, or as files of packages."""
 
-_RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax")
+_RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax", "remote")
 _SHIP: tuple[Ship, ...] = ("value", "source")
 _PLACES = ("server", "host", "port", "token")
 

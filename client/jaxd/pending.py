@@ -31,25 +31,29 @@ class Pending:
 
     Attributes:
         done: whether `value` and `frame`, or `error`, are there.
-        gate: released when the waiting thread has to look again.
+        gates: one for each waiting thread; released when it has to look again.
         then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
             that happen twice.
+        attended: whether somebody has to read it although nobody waits.
     """
 
-    __slots__ = ("done", "error", "frame", "gate", "then", "value")
+    __slots__ = ("attended", "done", "error", "frame", "gates", "then", "value")
 
-    def __init__(self, then: Callable[[Pending], None] | None = None) -> None:
+    def __init__(
+        self, then: Callable[[Pending], None] | None = None, *, attended: bool = False
+    ) -> None:
+        self.attended = attended
         self.done = False
         self.value: Value = None
         self.frame: Frame | None = None
         self.error: Exception | None = None
-        self.gate: threading.Lock | None = None
+        self.gates: list[threading.Lock] = []
         self.then = then
 
     def wake(self) -> None:
-        """Lets the waiting thread, if there is one, look again."""
-        gate, self.gate = self.gate, None
-        if gate is not None:
+        """Lets the waiting threads, if there are any, look again."""
+        gates, self.gates = self.gates, []
+        for gate in gates:
             gate.release()
 
     def result(self) -> tuple[Value, Frame]:

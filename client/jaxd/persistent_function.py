@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
-from jaxd.caller import Caller, Encoded
+from jaxd.caller import Caller
+from jaxd.encoded import Encoded
 from jaxd.forking import forget_after_fork
 from jaxd.identities import Identities
 from jaxd.jax_side import current_config
@@ -93,6 +94,19 @@ class PersistentFunction(PlainInside, Generic[P, R]):
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
         call = self._encode(caller, self._current_config(), args, kwargs)
+        return caller.call(call)  # type: ignore[no-any-return]
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As a call, with all of the result left on the server, however small.
+
+        Raises:
+            BaseException, JaxdError: as a call.
+        """
+        caller = self._find_caller()
+        if caller is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        config = self._current_config()
+        call = self._encode(caller, config, args, kwargs, results="remote")
         return caller.call(call)  # type: ignore[no-any-return]
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -256,10 +270,11 @@ class PersistentFunction(PlainInside, Generic[P, R]):
         config: Mapping[str, Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        results: ResultsAs | None = None,
     ) -> Encoded:
         spec = self._identities.spec(config)
-        _, results, timeout_s, strict = self._manner
-        call = caller.encode(spec, args, kwargs, timeout_s, results, strict)
+        _, manner, timeout_s, strict = self._manner
+        call = caller.encode(spec, args, kwargs, timeout_s, results or manner, strict)
         return self._settled(caller, call, config)
 
     def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:

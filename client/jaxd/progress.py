@@ -1,4 +1,7 @@
-"""Says on a terminal that a first call is being compiled, for how long, and in the end why."""
+"""Says on a terminal that a first call is being compiled, for how long, and in the end why.
+
+And how much of a large message has been sent or received, when that takes long.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Final, Protocol
 
 from jaxd.forking import forget_after_fork
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "Transferring"]
 
 _QUIET_S = 1.0
 """Nothing is said of a call that is answered sooner."""
@@ -30,8 +33,15 @@ _STAGES = {
 _Key = tuple[object, int]
 
 
+class Transferring(Protocol):
+    """A connection, which can say what is on its way over it."""
+
+    def transferring(self) -> tuple[str, int, int] | None:
+        """A word for it, how many bytes have been moved, and how many there are."""
+
+
 class Progress:
-    """One line on stderr for the calls that take long; silent where stderr is no terminal."""
+    """One line on stderr for what takes long; silent where stderr is no terminal."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -40,9 +50,11 @@ class Progress:
     def after_fork(self) -> None:
         """Forgets the calls of the parent, and its thread, as the child of a fork must."""
         self._calls: dict[_Key, _Watched] = {}
+        self._transfers: dict[Transferring, float] = {}  # and when they began
         self._finished: dict[_Key, None] = {}  # in order; their late events are ignored
         self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
         self._ticker: threading.Thread | None = None
+        self._shows_transfer = False
         self._shown = 0  # width of what stands on the line when all of _texts is written
         self._texts: deque[str] = deque()  # not yet written
         self._terminal = threading.Lock()  # held while writing, by one for all
@@ -60,11 +72,19 @@ class Progress:
                 call.built = _reason(content)
             else:
                 call.stage = _STAGES.get(str(content.get("stage")), "working on")
-            if self._ticker is None:
-                self._ticker = threading.Thread(
-                    target=self._tick, name="jaxd-progress", daemon=True
-                )
-                self._ticker.start()
+            self._start_ticker()
+
+    def transfer(self, connection: Transferring) -> None:
+        """Notes that a large message begins to go out over a connection, or to come in."""
+        if _is_terminal():
+            with self._lock:
+                self._transfers.setdefault(connection, time.monotonic())
+                self._start_ticker()
+
+    def _start_ticker(self) -> None:
+        if self._ticker is None:
+            self._ticker = threading.Thread(target=self._tick, name="jaxd-progress", daemon=True)
+            self._ticker.start()
 
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
         """The call is over for its caller; events that still come for it are ignored.
@@ -73,11 +93,12 @@ class Progress:
         is wiped out when the call has no result: not `ready`.
         """
         key = (connection, number)
-        if ready and key not in self._calls:  # the warm path ends here
-            return
+        if ready and key not in self._calls and not self._shows_transfer:
+            return  # the warm path ends here
         with self._lock:
             self._remember(key)
             call = self._calls.pop(key, None)
+            self._wipe_transfer()
             if call is not None and (call.shown or (call.built and ready)):
                 end = call.built or f"{call.function} was ready after {call.seconds:.1f} s"
                 self._put(f"jaxd: {end}\n" if ready else "")
@@ -93,11 +114,34 @@ class Progress:
         while True:
             wait(_TICK_S)
             with self._lock:
-                if not self._calls:
+                is_moving = self._show_transfer()
+                if not self._calls and not self._transfers:
                     self._ticker = None
-                    return
-                self._show(min(self._calls.values(), key=lambda call: call.started))
+                elif self._calls and not is_moving:
+                    self._show(min(self._calls.values(), key=lambda call: call.started))
+                ended = self._ticker is None
             self._write()
+            if ended:
+                return
+
+    def _show_transfer(self) -> bool:
+        """Has the oldest transfer on the line if it takes long; those that are over go."""
+        shown = False
+        for connection, started in list(self._transfers.items()):
+            found = connection.transferring()
+            if found is None:
+                del self._transfers[connection]
+            elif not shown and time.monotonic() - started >= _QUIET_S:
+                self._put(f"jaxd: {_amount(*found)}")
+                self._shows_transfer = shown = True
+        if not shown:
+            self._wipe_transfer()
+        return shown
+
+    def _wipe_transfer(self) -> None:
+        if self._shows_transfer:
+            self._put("")
+            self._shows_transfer = False
 
     def _show(self, call: _Watched) -> None:
         if call.seconds >= _QUIET_S:
@@ -135,6 +179,15 @@ class _Watched:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+
+def _amount(word: str, moved: int, total: int) -> str:
+    """Such as `sending 1.2 of 4.0 GB`."""
+    unit = next((unit for unit in _UNITS if total >= unit), min(_UNITS))
+    return f"{word} {moved / unit:.1f} of {total / unit:.1f} {_UNITS[unit]}"
+
+
+_UNITS: Final = {10**9: "GB", 10**6: "MB", 10**3: "kB"}
 
 
 def _reason(content: dict[str, Any]) -> str:

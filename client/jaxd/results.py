@@ -7,18 +7,20 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxd.jax_side import loaded_jax, require_jax, to_jax, to_jax_keys
 from jaxd.lazy import LazyArray
 from jaxd.own_objects import Met, OwnObjects
 from jaxd.remote_objects import RemoteObject
+from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.errors import ResultError
-from jaxd_protocol.trees import Layout, Leaf, Place, numpy_leaf, parse_skeleton
+from jaxd_protocol.trees import Layout, Leaf, Place, Placement, numpy_leaf, parse_skeleton
+from jaxd_protocol.trees.leaves import NOWHERE
 
-__all__ = ["PRNGKeys", "RemoteObject", "ResultReader", "ResultsAs"]
+__all__ = ["Home", "PRNGKeys", "RemoteObject", "ResultReader", "ResultsAs"]
 
-ResultsAs = Literal["auto", "numpy", "jax"]
+ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
 
 
@@ -36,6 +38,24 @@ class PRNGKeys:
 
     def __repr__(self) -> str:
         return f"PRNGKeys(impl={self.impl!r}, data={self.data!r})"
+
+
+class Home(NamedTuple):
+    """What of a result came home.
+
+    Attributes:
+        blob, buffers: see `jaxd_protocol.trees`.
+        away: numbers of the leaves that are not in them.
+    """
+
+    blob: bytes
+    buffers: Sequence[memoryview]
+    away: tuple[int, ...]
+
+    @classmethod
+    def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> Home:
+        """That of a reply to a call that said what is to stay."""
+        return cls(reply[2], buffers, unpack_numbers(reply[4]))
 
 
 class ResultReader:
@@ -61,12 +81,52 @@ class ResultReader:
     def read(
         self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
     ) -> Any:
-        """The result of a call.
+        """The result of a call, all of which came home.
 
         Raises:
             ResultError: when it holds an object of a class that this process does not have.
             ArgumentError: when it holds a dtype that needs a package which is not installed.
             ProtocolError: when it cannot be read.
+        """
+        layout = self.layout(skeleton)
+        return layout.build(_read(layout.whole, blob, buffers, results))
+
+    def read_part(
+        self,
+        skeleton: bytes,
+        home: Home | None,
+        stay: Stay,
+        results: ResultsAs,
+        remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
+    ) -> Any:
+        """The result of a call, some of which stays on the server.
+
+        Args:
+            skeleton: what it looks like.
+            home: what came home; None when nothing has so far, and everything stays.
+            stay: what stays.
+            results: how the rest is wanted.
+            remote: makes what stands for those of the leaves that stay: all leaves, and their
+                numbers.
+
+        Raises:
+            JaxdError: as `read`.
+        """
+        layout = self.layout(skeleton)
+        if stay.above == EVERYTHING:
+            return layout.build(remote(layout.leaves, range(len(layout.leaves))))
+        assert home is not None
+        leaves = _read(layout.without(home.away), home.blob, home.buffers, results)
+        if home.away:
+            for number, array in zip(home.away, remote(layout.leaves, home.away), strict=True):
+                leaves[number] = array
+        return layout.build(leaves)
+
+    def layout(self, skeleton: bytes) -> Layout:
+        """How to read results that look like this.
+
+        Raises:
+            JaxdError: as `read`.
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
@@ -74,13 +134,7 @@ class ResultReader:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             self._layouts[skeleton] = layout
-        layout.check(blob, buffers)
-        read = _reader(results)
-        leaves = [
-            read(leaf, place, blob, buffers)
-            for leaf, place in zip(layout.leaves, layout.places, strict=True)
-        ]
-        return layout.build(leaves)
+        return layout
 
     def _find_class(
         self,
@@ -107,6 +161,17 @@ class ResultReader:
 def _substitute(name: str, fields: tuple[str, ...]) -> type:
     """A named tuple like the one that the server has and this process has not."""
     return namedtuple(name, fields)  # noqa: PYI024  its fields are known only here
+
+
+def _read(
+    placement: Placement, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+) -> list[Any]:
+    placement.check(blob, buffers)
+    read = _reader(results)
+    return [
+        None if place is NOWHERE else read(leaf, place, blob, buffers)
+        for leaf, place in zip(placement.leaves, placement.places, strict=True)
+    ]
 
 
 Read = Callable[[Leaf, Place, bytes, Sequence[memoryview]], Any]

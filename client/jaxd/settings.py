@@ -13,7 +13,12 @@ from jaxd_protocol.tokens import config_dir, default_token_file, read_token_file
 
 __all__ = ["Settings", "config_file"]
 
-_CONFIG_TYPES: Mapping[str, type] = {"server": str, "token_file": str, "autostart": bool}
+_CONFIG_TYPES: Mapping[str, type] = {
+    "server": str,
+    "token_file": str,
+    "autostart": bool,
+    "compress": bool,
+}
 
 
 def config_file() -> str:
@@ -31,6 +36,7 @@ class Settings:
         token_file: the file that holds the token; None: the one that `jaxd token` writes.
         autostart: whether a local server may be started when none runs.
         inline: whether functions run in this process, without any server.
+        compress: whether arrays may be compressed on their way over a slow network.
     """
 
     server: Address | None = None
@@ -38,6 +44,7 @@ class Settings:
     token_file: str | None = None
     autostart: bool = True
     inline: bool = False
+    compress: bool = False
 
     @classmethod
     def resolve(
@@ -69,6 +76,9 @@ class Settings:
             token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
             autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
             inline=environment.get("JAXD_INLINE", "") not in {"", "0"},
+            compress=environment["JAXD_COMPRESS"] != "0"
+            if environment.get("JAXD_COMPRESS")
+            else file.get("compress", False),
         )
 
     def read_token(self) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxd.arguments import ArgumentEncoder
 from jaxd.jax_side import encode_jax, loaded_jax, to_jax_keys, weak_array
 from jaxd.lazy import LazyArray
+from jaxd.remote_array import RemoteArray
 from jaxd_protocol.errors import ArgumentError, JaxdError
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import dump_literal
@@ -55,6 +56,10 @@ class _SpecEncoder(ArgumentEncoder):
     def array(self, array: Any, weak: bool = False) -> None:
         """Appends what stands for a numpy array."""
         self._skeleton.append(array_spec(array.dtype, array.shape, weak)[0])
+
+    def remote(self, array: RemoteArray) -> None:
+        """Appends what stands for an array on the server."""
+        self.spec(array.leaf)
 
     def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Appends what stands for an array that is only bytes."""

@@ -8,7 +8,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jaxd.caller import MAX_WORKERS, Caller, Encoded, lost_twice
+from jaxd.caller import MAX_WORKERS, Caller, lost_twice
+from jaxd.encoded import Encoded
 from jaxd.pending import Pending
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerReplaced
@@ -32,6 +33,7 @@ class Submission:
         self.future: Future[Any] = Future()
         self._caller = caller
         self._call = call
+        self._reply: tuple[Any, ...] | None = None  # when there is a result
         self._repeated = False
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
@@ -54,10 +56,14 @@ class Submission:
         window.acquire()
         self.future.add_done_callback(lambda _: window.release())
         try:
+            load = self._caller.routes.load(
+                self._call, connection, spare=True, copied=True, deadline=self._deadline
+            )
+            self.future.add_done_callback(lambda _: load.release(self._reply))
             connection.submit(
                 "call",
-                self._call.message,
-                self._call.buffers,
+                self._call.message(load.rows),
+                load.buffers,
                 lambda pending: self._arrived(connection, number, pending),
                 number,
             )
@@ -90,6 +96,7 @@ class Submission:
         if self._flight != (connection, number):
             return None
         ready = pending.error is None and pending.value[0] != FAILED
+        self._reply = pending.value if ready else None
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._lost()
@@ -97,6 +104,7 @@ class Submission:
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
             self._caller.leave(connection)
+        replaced = replaced and not self.future.done()
         try:
             if self._caller.notices.waiting:
                 self._caller.notices.issue(connection, number)
@@ -114,6 +122,8 @@ class Submission:
 
     def _lost(self) -> None:
         """Repeats the call once."""
+        if self.future.done():
+            return  # it was cancelled, or its deadline has passed
         if self._repeated:
             self._fail(lost_twice(self._call))
         elif self._call.buffers:

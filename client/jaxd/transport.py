@@ -1,67 +1,69 @@
-"""The client's end of a connection: many callers, one reader at a time, no needless thread.
-
-A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
-hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
-by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
-where it stopped (see `jaxd_protocol.wire.reading`).
-"""
+"""The client's end of a connection: makes requests, and answers those of the server."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from rpyc.core.service import VoidService
 
-from jaxd.attendant import Attendant
 from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending
+from jaxd.sent_before import SentBefore
+from jaxd.shared_reading import LOST, SharedReading, ignore
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import (
     Cancelled,
     ConnectionLost,
-    DeadlineExceeded,
     JaxdError,
     PackingError,
 )
 from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
-from jaxd_protocol.wire.patience import Patience
+from jaxd_protocol.wire import BulkStream, Frame, Value
 
 __all__ = ["ClientConnection"]
 
 _LARGE_BYTES = 1 << 16
+_TOLD_BYTES = 1 << 20
 
 
-class ClientConnection(BulkConnection):
+class ClientConnection(SharedReading):
     """An open, authenticated connection. Thread-safe.
 
     Args:
         stream: connected, past the handshake.
         max_frame_bytes: what the server takes.
         answers: who answers the server's questions.
+
+    Attributes:
+        passes_descriptors: whether the server can be given open files, as far as is known.
+        sent_before: what its session has sent; set by who knows the session.
+        on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
     def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
-        super().__init__(VoidService(), BulkChannel(stream, max_frame_bytes), {})
+        super().__init__(VoidService(), stream, max_frame_bytes)
         self._answers = answers
-        self._pending: dict[int, Pending] = {}
-        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
-        self._reading = False  # whether some thread is in charge of reading
-        self._leader: int | None = None  # the thread that reads
-        self._turn = 0  # grows when a thread gives the reading up before it is done
-        self._dispatching = False
-        self._unattended = 0  # requests whose reply nobody waits for
-        self._attendant = Attendant(self)
-        self._patience = Patience(stream.readiness())
+        self.passes_descriptors = stream.passes_descriptors
+        self.sent_before: SentBefore | None = None
+        self.on_transfer: Callable[[ClientConnection], object] | None = None
         forget_after_fork(self)
 
-    @property
-    def alive(self) -> bool:
-        """Whether requests can still be made."""
-        return not self._closed
+    def transferring(self) -> tuple[str, int, int] | None:
+        """Which large message is on its way: "sending" or "receiving", bytes so far, of how many.
+
+        None when there is none. From any thread.
+        """
+        channel = self._channel
+        for word, span in (("sending", channel.writer.span), ("receiving", channel.reader.span)):
+            if span is not None and span.total >= _TOLD_BYTES and not self._closed:
+                return word, span.moved, span.total
+        return None
+
+    def _arriving(self, nbytes: int) -> None:
+        if nbytes >= _TOLD_BYTES and self.on_transfer is not None:
+            self.on_transfer(self)
 
     def check(self) -> None:
         """Notices that the server has ended an idle connection, which nobody reads."""
@@ -79,6 +81,8 @@ class ClientConnection(BulkConnection):
         buffers: Sequence[memoryview] = (),
         deadline: float | None = None,
         number: int | None = None,
+        descriptors: Sequence[int] = (),
+        late: Callable[[Pending], None] = ignore,
     ) -> tuple[Value, Frame]:
         """The server's reply, and the frame with its buffers.
 
@@ -88,6 +92,9 @@ class ClientConnection(BulkConnection):
             buffers: bulk data beside them.
             deadline: `time.monotonic()` after which to stop waiting.
             number: the request's number, from `number()`, when the caller has to know it.
+            descriptors: open files that the server is given.
+            late: called, by whoever reads, when the caller was interrupted or the deadline has
+                passed, and the reply comes all the same.
 
         Raises:
             ConnectionLost: when the connection ended before the reply came.
@@ -97,10 +104,10 @@ class ClientConnection(BulkConnection):
         seq = next(self.numbers) if number is None else number
         pending = self._pending[seq] = Pending()
         try:
-            self._send(seq, verb, args, buffers)
+            self._send(seq, verb, args, buffers, descriptors)
             self._wait(pending, deadline)
         except BaseException:
-            self._give_up(seq, pending)
+            self._give_up(seq, pending, late)
             raise
         return pending.result()
 
@@ -118,7 +125,7 @@ class ClientConnection(BulkConnection):
             ConnectionLost: when it could not be sent and `then` was not called.
             LimitExceeded: when the request is larger than the server takes.
         """
-        pending = self._pending[number] = Pending(then)
+        pending = self._pending[number] = Pending(then, attended=True)
         with self._lock:
             self._unattended += 1
         try:
@@ -130,152 +137,85 @@ class ClientConnection(BulkConnection):
                 return  # `then` knows
             raise
         if self._closed:
-            self._fail_all(ConnectionLost(_LOST))
+            self._fail_all(ConnectionLost(LOST))
+
+    def launch(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        then: Callable[[Pending], None],
+        number: int,
+        *,
+        attended: bool,
+    ) -> Pending:
+        """Sends a request whose reply goes to `then`, read by whoever waits for it, or sends next.
+
+        Args:
+            verb: what to call.
+            args: plain values.
+            buffers: bulk data beside them.
+            then: called by whoever reads; also when the connection ends before the reply came.
+            number: the request's number.
+            attended: whether somebody is to read it although nobody waits.
+
+        Raises:
+            ConnectionLost: when it could not be sent.
+            LimitExceeded: when it is larger than the server takes.
+        """
+        if attended:
+            pending = self._pending[number] = Pending(then, attended=True)
+            with self._lock:
+                self._unattended += 1
+            self._attend()
+        else:
+            self._take_what_is_here()
+            pending = self._pending[number] = Pending(then)
+        try:
+            self._send(number, verb, args, buffers)
+        except BaseException:
+            self._forget(number, pending)
+            raise
+        return pending
+
+    def await_reply(self, pending: Pending, deadline: float | None = None) -> None:
+        """Returns when a launched request has its reply, or the connection has ended.
+
+        Raises:
+            DeadlineExceeded: when the deadline passed.
+        """
+        self._wait(pending, deadline)
+
+    def tell(self, verb: str, args: tuple[Value, ...]) -> None:
+        """Sends a message that has no reply.
+
+        Raises:
+            ConnectionLost: when it could not be sent.
+        """
+        self._send(next(self.numbers), verb, args, ())
 
     def _send(
-        self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+        self,
+        seq: int,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        descriptors: Sequence[int] = (),
     ) -> None:
         if self._closed:
-            raise ConnectionLost(_LOST)
-        if len(self._pending) > 1 and sum(map(len, buffers)) > _LARGE_BYTES:
-            self._attend()  # replies must be taken while this thread is stuck in sending
+            raise ConnectionLost(LOST)
+        size = sum(map(len, buffers))
+        self._arriving(size)
         try:
-            self.send_request(seq, verb, args, buffers)
+            if len(self._pending) > 1 and size > _LARGE_BYTES:
+                with self._attended():  # while this thread is stuck in sending
+                    self.send_request(seq, verb, args, buffers, descriptors)
+            else:
+                self.send_request(seq, verb, args, buffers, descriptors)
         except EOFError as error:
-            lost = ConnectionLost(_LOST)
+            lost = ConnectionLost(LOST)
             self._fail_all(lost, error)
             raise lost from error
-
-    # reading ----------------------------------------------------------------------------------
-
-    def _wait(self, pending: Pending, deadline: float | None) -> None:
-        self._step_down()
-        while not pending.done:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    "the call's timeout_s passed before its result arrived. The server may still "
-                    "be working on it; give the call more time, or wait and repeat it."
-                )
-            leading = False
-            gate = None
-            try:
-                with self._lock:
-                    if self._reading:
-                        gate = pending.gate = threading.Lock()
-                        gate.acquire()
-                    else:
-                        leading = True  # first, so that an interrupt in between is made good
-                        self._reading = True
-                if leading:
-                    leading = self._read_until(lambda: pending.done, deadline)
-                elif gate is not None and not pending.done:
-                    gate.acquire(timeout=-1 if deadline is None else _left(deadline))
-            finally:
-                pending.gate = None
-                self._hand_on(leading)
-
-    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Reads and dispatches for everybody; the connection's end is dispatched as well.
-
-        Returns:
-            Whether this thread is still in charge of reading; see `_step_down`.
-        """
-        reader = self._channel.reader
-        me = self._leader = threading.get_ident()
-        turn = self._turn
-        try:
-            while not enough():
-                if deadline is not None and not self._channel.poll(_left(deadline)):
-                    break
-                if not reader.has_input():
-                    self._patience.wait()
-                frame = reader.peek()
-                try:
-                    self._dispatching = True
-                    self.dispatch(frame)
-                finally:
-                    self._dispatching = False
-                if turn != self._turn:
-                    return False
-                reader.advance()
-        except JaxdError as error:  # first: some of them are OSErrors as well
-            self._fail_all(error)
-        except (EOFError, OSError) as error:
-            self._fail_all(ConnectionLost(_LOST), error)
-        return self._leader == me and turn == self._turn
-
-    def _step_down(self) -> None:
-        """Gives the reading up where this very thread has it and is about to wait for a reply.
-
-        It has when a future's callback makes a call of its own, and when an interrupt came just
-        before it could hand on.
-        """
-        if not self._reading or self._leader != threading.get_ident():
-            return
-        with self._lock:
-            if self._dispatching:
-                self._channel.reader.advance()  # the callback belongs to that message
-            self._turn += 1
-            self._reading = False
-
-    def _hand_on(self, leading: bool) -> None:
-        """Somebody else becomes the reader, if there is anybody and nobody reads already."""
-        with self._lock:
-            if leading:
-                self._reading = False
-                self._leader = None
-            elif self._reading:
-                return
-            if not self._pending:
-                return
-            waiting = (p for p in list(self._pending.values()) if p.gate is not None and not p.done)
-            successor = next(waiting, None)
-        if successor is not None:
-            successor.wake()
-        elif self._unattended:
-            self._attend()
-
-    def _attend(self) -> None:
-        """Makes sure that the connection's own thread reads when nobody else does."""
-        with self._lock:
-            if not self._reading:
-                self._attendant.want()
-
-    def attend_once(self) -> None:
-        """The connection's own thread reads until no reply is left that nobody waits for."""
-        with self._lock:
-            if self._reading:
-                return  # that reader will hand on
-            self._reading = True
-        leading = True
-        try:
-            leading = self._read_until(lambda: not self._unattended)
-        finally:
-            self._hand_on(leading)
-
-    def _give_up(self, seq: int, pending: Pending) -> None:
-        """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
-        self._step_down()
-        with self._lock:
-            if self._closed or self._pending.get(seq) is not pending:
-                self._pending.pop(seq, None)
-                return
-            pending.then = _ignore
-            self._unattended += 1
-        self._attend()
-
-    def _forget(self, seq: int, pending: Pending) -> bool:
-        """Strikes a request off; whether it was still open."""
-        with self._lock:
-            found = self._pending.pop(seq, None) is not None
-            if found and pending.then is not None:
-                self._unattended -= 1
-            return found
-
-    def shut(self) -> None:
-        """Ends the connection; its own thread ends with it."""
-        super().shut()
-        self._attendant.dismiss()
 
     def retire(self) -> None:
         """Ends the connection on purpose: open requests fail, and nobody repeats them."""
@@ -286,12 +226,12 @@ class ClientConnection(BulkConnection):
         self.shut()
 
     def expire(self, number: int, error: Exception) -> None:
-        """Ends a submitted request with `error`; its reply is dropped when it comes."""
+        """Ends a submitted request with `error`; should its reply come, `then` has it as well."""
         with self._lock:
             pending = self._pending.get(number)
             if pending is None or pending.done or pending.then is None:
                 return
-            self._pending[number] = Pending(_ignore)
+            self._pending[number] = Pending(pending.then, attended=True)
         pending.error = error
         pending.done = True
         pending.then(pending)
@@ -307,24 +247,6 @@ class ClientConnection(BulkConnection):
             pending.error = value if isinstance(value, Exception) else ConnectionLost(str(value))
         pending.value, pending.frame = value, frame
         self._finish(seq, pending)
-
-    def _finish(self, seq: int, pending: Pending) -> None:
-        pending.done = True
-        pending.wake()
-        then = pending.then
-        self._forget(seq, pending)
-        if then is not None:
-            then(pending)
-
-    def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
-        self.shut()
-        error.__cause__ = cause
-        self._finish_all(error)
-
-    def _finish_all(self, error: Exception) -> None:
-        for seq, pending in list(self._pending.items()):
-            pending.error = error
-            self._finish(seq, pending)
 
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
@@ -354,14 +276,3 @@ class ClientConnection(BulkConnection):
         self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
-
-
-_LOST = "the connection to the server ended while a call was open."
-
-
-def _ignore(pending: Pending) -> None:
-    """Takes the reply that nobody waits for any more."""
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

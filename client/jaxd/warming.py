@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from jaxd.caller import Caller, Encoded
+from jaxd.caller import Caller
+from jaxd.encoded import Encoded
 from jaxd.specs import encode_specs
 from jaxd_protocol.calls import FAILED, WARM, Options
 from jaxd_protocol.descriptions import Description
@@ -18,6 +19,7 @@ from jaxd_protocol.recipes import Recipe, RecordedCall, load_recipes
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
+    from jaxd_protocol.elsewhere import Row
 
 __all__ = [
     "Recorded",
@@ -55,11 +57,16 @@ class Warming(Encoded):
 
     __slots__ = ()
 
-    @property
-    def message(self) -> tuple[Any, ...]:
+    def message(
+        self,
+        rows: Sequence[Row] = (),
+        acked: int = 0,
+        drops: bytes = b"",
+        skeleton: bytes | None = None,
+        more_flags: int = 0,
+    ) -> tuple[Any, ...]:
         """The arguments of the request `call`."""
-        *values, flags = super().message
-        return (*values, flags | WARM)
+        return super().message(rows, acked, drops, skeleton, more_flags | WARM)
 
 
 def encode_warming(
@@ -72,7 +79,7 @@ def encode_warming(
     """
     caller.remember(spec)
     identity = spec.identity
-    with identity.shipping():
+    with identity.travelling():
         skeleton, buffers = encode_specs(args, kwargs, identity.statics, {})
     return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
 

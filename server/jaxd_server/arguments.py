@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_trust(parser.add_argument_group("who may connect"))
     _add_limits(parser.add_argument_group("how much"))
     _add_program_limits(parser.add_argument_group("how many programs stay in memory"))
+    _add_value_limits(parser.add_argument_group("how much data stays"))
     _add_lifetime(parser.add_argument_group("how long, and what is said"))
     return parser
 
@@ -140,6 +141,28 @@ def _add_program_limits(group: argparse._ArgumentGroup) -> None:
         "SHARE",
         "of all this, what a client's user keeps when others need room; at most an equal part "
         "for each (default: 0.5)",
+    )
+
+
+def _add_value_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--value-bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="of all arrays that stay on the server (default: half of the device's memory)",
+    )
+    group.add_argument(
+        "--value-share",
+        type=_share,
+        metavar="SHARE",
+        help="of that, for one client's user (default: 1)",
+    )
+    group.add_argument(
+        "--content-bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="of arrays that clients send again and again over a network (default: an eighth of "
+        "the device's memory)",
     )
 
 

@@ -9,74 +9,46 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, STRICT, WARM
+from jaxd_protocol.calls import FAILED, KNOWS_FORM, MAY_REPEAT, ON_VALUES, STRICT, WARM
+from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import (
-    ConnectionLost,
     InternalError,
     JaxdError,
     LimitExceeded,
     ProtocolError,
 )
-from jaxd_protocol.failures import describe_failure, rebuild_failure
+from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
 from jaxd_server.asking import Asking
-from jaxd_server.budget import Budget, Share
+from jaxd_server.belongings import Belongings
+from jaxd_server.budget import Share
+from jaxd_server.call import Call
 from jaxd_server.executables import Plan
+from jaxd_server.in_order import InOrder
 from jaxd_server.logs import log_event
-from jaxd_server.operations import INQUIRIES, OPERATIONS, Answer, Operations
-from jaxd_server.outbox import Outbox
-from jaxd_server.pipeline import Call, Pipeline
-from jaxd_server.readership import Readership, Sentry
+from jaxd_server.operations import INQUIRIES, OPERATIONS
+from jaxd_server.questions import Questions
+from jaxd_server.readership import Readership
+from jaxd_server.replies import Reply
 from jaxd_server.sessions import Session
-from jaxd_server.traffic import Traffic
+from jaxd_server.value_desk import VALUE_VERBS, ValueDesk
+from jaxd_server.workshop import Workshop
 
-__all__ = ["ServerConnection", "Workshop"]
+__all__ = ["ServerConnection"]
 
-QUESTION_S: Final = 120.0
-"""Seconds that a client has to say what its function is; others may be waiting for the same one."""
+_OF_VALUES: Final = ON_VALUES | KNOWS_FORM
 
 QUICK_S: Final = 0.002
 """A warm call that takes no longer than this is run by the thread that read it."""
 
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What all connections of a worker share.
-
-    Attributes:
-        pipeline: answers calls.
-        operations: answers who looks after the server.
-        runners: threads for warm calls that take a while.
-        builders: threads for calls that may have to build an executable first, and operations.
-        sentry: looks after the readers.
-        budget: bytes held by all connections.
-        traffic: counts the bytes of all connections.
-        slots: calls in flight on one connection.
-        max_frame_bytes, max_result_bytes: limits of what is received and sent.
-        report: JSON-able answers to `statistics` and `info`.
-    """
-
-    pipeline: Pipeline
-    operations: Operations
-    runners: Executor
-    builders: Executor
-    sentry: Sentry
-    budget: Budget
-    traffic: Traffic
-    slots: int
-    max_frame_bytes: int
-    max_result_bytes: int
-    report: Callable[[str], dict[str, Any]]
 
 
 class ServerConnection(BulkConnection):
@@ -91,8 +63,17 @@ class ServerConnection(BulkConnection):
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self.owner = os.urandom(16)
-        self._questions: dict[int, Future[tuple[Value, Frame]]] = {}
-        self._outbox = Outbox()
+        self._questions = Questions()
+        self._outbox = InOrder()
+        self._own = Belongings(session, workshop.values, workshop.max_shared_bytes)
+        self._desk = ValueDesk(
+            self._own.holdings, workshop.pipeline.shortage, workshop.max_result_bytes
+        )
+        self._told: dict[str, Callable[..., None]] = {
+            "drop": self._own.drop,
+            "unshare": self._own.forget_blocks,
+            "bye": self._own.end_session,
+        }
         self._ended = threading.Event()
         self._patience = Patience(stream.readiness())
         self._readership = Readership(self._read_one, self._on_end)
@@ -118,10 +99,8 @@ class ServerConnection(BulkConnection):
             log_event("connection_dropped", level=logging.WARNING, reason=text)
         self.shut()
         self._share.close()
-        lost = ConnectionLost("the client went away")
-        for question in list(self._questions.values()):
-            if not question.done():
-                question.set_exception(lost)
+        self._questions.close()
+        self._own.close()
         self._ended.set()
 
     # what the client asks ---------------------------------------------------------------------
@@ -131,16 +110,24 @@ class ServerConnection(BulkConnection):
         if verb == "call":
             return self._on_call(seq, args, frame)
         if verb in OPERATIONS or verb in INQUIRIES:
-            return self._on_operation(seq, verb, args)
+            return self._on_operation(seq, partial(self._workshop.operations.answer, verb, args))
+        if verb in VALUE_VERBS:
+            return self._on_operation(seq, partial(self._desk.answer, verb, args, frame.buffers))
         self._share.settle()
+        if verb in self._told:
+            self._told[verb](*args)
+            return None
+        if verb == "share":
+            return self.send_reply(seq, self._own.share_block(frame.descriptors, *args))
+        if verb == "adopt":
+            return self.send_reply(seq, self._own.holdings.adopt(*args))
         if verb in ("statistics", "info"):
             return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
-    def _on_operation(self, seq: int, verb: str, args: tuple[Value, ...]) -> None:
+    def _on_operation(self, seq: int, work: Callable[[], Reply]) -> None:
         """Counts as a call, so that the server does not end before its reply is sent."""
         nbytes = self._share.begin()
-        work = partial(self._workshop.operations.answer, verb, args)
         try:
             self._workshop.builders.submit(self._answer_elsewhere, seq, work, nbytes)
         except BaseException:
@@ -149,11 +136,12 @@ class ServerConnection(BulkConnection):
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         try:
-            key, skeleton, blob, timeout_s, flags = args
+            key, skeleton, blob, timeout_s, flags, stay, elsewhere, drops = args
         except ValueError as error:
-            raise ProtocolError("a call does not have the five values that it should.") from error
+            raise ProtocolError("a call does not have the eight values that it should.") from error
         nbytes = self._share.begin()
         try:
+            skeleton, shape = self._own.skeleton(skeleton)
             source = Asking(self, seq)
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             repeatable = bool(flags & MAY_REPEAT)
@@ -163,8 +151,18 @@ class ServerConnection(BulkConnection):
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.session = self._session
+            call.shape = shape
+            call.knows_form = bool(flags & KNOWS_FORM)
+            call.holdings = self._own.holdings
+            if stay:
+                call.stay = Stay.from_bytes(stay)
+            self._own.drop(drops)
             plan = self._workshop.pipeline.plan(key, skeleton)
-            is_quick = flags <= MAY_REPEAT and self._is_quick(plan)
+            is_quick = flags & ~_OF_VALUES <= MAY_REPEAT and self._is_quick(plan)
+            if elsewhere:
+                call.elsewhere = elsewhere
+                if flags & ON_VALUES:
+                    return self._in_lane(call, plan, nbytes, is_quick)
             if not is_quick:
                 work = partial(self._workshop.pipeline.answer, call, plan)
                 self._pool(plan).submit(self._answer_elsewhere, seq, work, nbytes)
@@ -172,7 +170,27 @@ class ServerConnection(BulkConnection):
             self._share.end(nbytes)
             raise
         if is_quick:
-            self._answer_here(call, plan, nbytes)
+            self._here(partial(self._answer, call, plan, nbytes))
+        return None
+
+    def _in_lane(self, call: Call, plan: Plan | None, nbytes: int, is_quick: bool) -> None:
+        """A call on values: in order with the others of its session, and never twice."""
+        if call.stay is None:
+            raise ProtocolError("a call on values does not say what is to stay.")
+        start = partial(self._workshop.pipeline.start, call, plan)
+        reader = threading.get_ident()
+
+        def send(reply: Reply) -> None:
+            if threading.get_ident() == reader:
+                self._send_answer(call.number, reply, nbytes)
+            else:
+                self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
+
+        run = partial(self._own.run_in_order, call.stay, start, send)
+        if is_quick and self._own.is_idle:
+            self._here(partial(run, here=True))
+        else:
+            run(here=False)
 
     def _is_quick(self, plan: Plan | None) -> bool:
         if self._workshop.pipeline.admission.draining:
@@ -184,20 +202,23 @@ class ServerConnection(BulkConnection):
         is_warm = plan is not None and plan.executable is not None
         return self._workshop.runners if is_warm else self._workshop.builders
 
-    def _answer_here(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+    def _here(self, run: Callable[[], None]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
         turn = self._readership.begin_inline()
         self._workshop.sentry.rouse()
-        self._send_answer(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
+        run()
         self._readership.end_inline(turn)
         if not self._channel.reader.has_input():
             self._patience.wait()
 
-    def _answer_elsewhere(self, seq: int, work: Callable[[], Answer], nbytes: int) -> None:
+    def _answer(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+        self._send_answer(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
+
+    def _answer_elsewhere(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
         """In a thread of a pool, which must not wait for a client that does not read."""
         self._outbox.put(partial(self._send_answer, seq, work(), nbytes))
 
-    def _send_answer(self, seq: int, answer: Answer, nbytes: int) -> None:
+    def _send_answer(self, seq: int, answer: Reply, nbytes: int) -> None:
         try:
             value, buffers = answer
             size = sum(map(len, buffers))
@@ -233,33 +254,9 @@ class ServerConnection(BulkConnection):
     # what the server asks ---------------------------------------------------------------------
 
     def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
-        """The client's answer to `verb`, and the frame with its buffers.
-
-        For threads that answer a call, which is parked meanwhile; never for the reading one.
-
-        Raises:
-            ConnectionLost: when the client goes away first, or does not answer for too long.
-            PackingError: when it cannot send what it is asked for.
-        """
+        """The client's answer to `verb`; see `Questions.ask`."""
         seq = next(self.numbers)
-        question = self._questions[seq] = Future()
-        try:
-            if self._ended.is_set():
-                raise ConnectionLost("the client went away")
-            self.send_request(seq, verb, args)
-            value, frame = question.result(QUESTION_S)
-        except TimeoutError as error:
-            raise ConnectionLost(
-                f"the client did not answer within {QUESTION_S:.0f} s what its function is. "
-                "Call again."
-            ) from error
-        except EOFError as error:
-            raise ConnectionLost("the client went away") from error
-        finally:
-            del self._questions[seq]
-        if value[:1] == (FAILED,):
-            raise rebuild_failure(value[1])
-        return value, frame
+        return self._questions.ask(seq, lambda: self.send_request(seq, verb, args))
 
     @contextmanager
     def parked(self) -> Iterator[None]:
@@ -285,10 +282,4 @@ class ServerConnection(BulkConnection):
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """The client answered one of our questions."""
         self._share.settle()
-        question = self._questions.get(seq)
-        if question is None or question.done():
-            return
-        if failed:
-            question.set_exception(ProtocolError(f"the client could not answer: {value}"))
-        else:
-            question.set_result((value, frame))
+        self._questions.answer(seq, value, failed, frame)

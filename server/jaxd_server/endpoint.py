@@ -21,11 +21,12 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.handshake import finish_greeting
 from jaxd_protocol.wire import BulkChannel, BulkStream, tune_socket
 from jaxd_server.budget import Share
-from jaxd_server.connection import ServerConnection, Workshop
+from jaxd_server.connection import ServerConnection
 from jaxd_server.doorman import Admitted, Doorman
 from jaxd_server.logs import log_event
 from jaxd_server.sessions import Sessions
 from jaxd_server.stock import serve_stock
+from jaxd_server.workshop import Workshop
 
 __all__ = ["Endpoint"]
 
@@ -143,6 +144,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             finish_greeting(sock, versions, admitted.token, admitted.said, welcome)
             tune_socket(sock)
             stream = BulkStream(sock)
+            stream.expect_descriptors()
             ServerConnection(self.service, stream, self._workshop, session).serve()
         finally:
             self._sessions.leave(session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.programs import Program
 from jaxd_server.result_forms import ResultForm
+from jaxd_server.staying import Staying
 
 __all__ = ["Costs", "Executable"]
 
@@ -60,6 +61,7 @@ class Executable:
         last_use: `time.monotonic()` of the last call.
         principal: who has it made.
         kept_as: what it is kept by on disk; empty when it is not.
+        stays: what of its result stays on the server, by what its calls want and take.
     """
 
     __slots__ = (
@@ -79,6 +81,7 @@ class Executable:
         "run_s",
         "saved_s",
         "serial",
+        "stays",
         "structure",
     )
 
@@ -103,6 +106,7 @@ class Executable:
         self.serial = next(_serials)
         self.principal = ""
         self.kept_as = b""
+        self.stays: dict[Hashable, Staying] = {}
         self.run_s: float | None = None
         self.calls = 0
         self.saved_s = 0.0

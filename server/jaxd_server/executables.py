@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxd_protocol.trees import Layout
+from jaxd_server.donation import donated_leaves
 from jaxd_server.eviction import Entry, Limits, victims
 from jaxd_server.executable import Executable
 from jaxd_server.functions import Function
@@ -48,11 +49,13 @@ class Plan:
         layout: how to read their arguments.
         executable: what answers them; None when pickled arguments have to be looked at each time.
         order: for each array that the executable takes, its number among the leaves of the call.
+        donated: numbers of the leaves that such a call gives up.
     """
 
     layout: Layout
     executable: Executable | None
     order: tuple[int, ...] = ()
+    donated: frozenset[int] = frozenset()
 
     def arrange(self, leaves: list[Any]) -> list[Any]:
         """The leaves of a call as its executable takes them."""
@@ -140,7 +143,8 @@ class Executables:
                 name, lambda: self._executables.get(name), lambda: self._make(name, make)
             )
         order = call_order(layout, function.statics)
-        plan = Plan(layout, None) if order is None else Plan(layout, found, order)
+        donated = donated_leaves(layout, function.options, function.parameters)
+        plan = Plan(layout, None) if order is None else Plan(layout, found, order, donated)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
                 if len(self._plans) >= _PLANS_PER_EXECUTABLE * self._limits.count:

@@ -35,11 +35,18 @@ class Housekeeper:
     Args:
         admission: knows whether calls are running.
         chores: done about once a minute.
+        glances: done at each look; quick.
     """
 
-    def __init__(self, admission: Admission, chores: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        chores: Callable[[], None] = lambda: None,
+        glances: Callable[[], None] = lambda: None,
+    ) -> None:
         self._admission = admission
         self._chores = chores
+        self._glances = glances
         self._quiet_looks = 0
         self._is_aged = False  # whether there is something that only a whole collection looks at
         self._ended = threading.Event()
@@ -64,6 +71,7 @@ class Housekeeper:
             if self._ended.wait(_LOOK_S):
                 return
             self.look()
+            self._glances()
             if looks % _CHORES == 0:
                 self._chores()
 

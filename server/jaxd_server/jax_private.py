@@ -17,6 +17,7 @@ from jax._src.random import prng
 
 __all__ = [
     "KeySpec",
+    "exact_array",
     "is_key_array",
     "key_array",
     "key_data",
@@ -62,6 +63,17 @@ def key_data(value: Any) -> Any:
 def key_array(impl: str, data: Any) -> Any:
     """A typed key array over `data`, without the small program that `wrap_key_data` compiles."""
     return prng.PRNGKeyArray(prng.prngs[impl], jax.device_put(data))
+
+
+def exact_array(data: Any) -> Any:
+    """An array on the device with exactly this dtype, whatever jax's settings are in this thread.
+
+    What is jax's already stays as it is; numpy's memory may be shared with the array.
+    """
+    if isinstance(data, jax.Array):
+        return data
+    with jax.enable_x64(True):
+        return jax.device_put(data)
 
 
 def weak_array(data: Any) -> Any:

@@ -24,7 +24,7 @@ from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters
 
 if TYPE_CHECKING:
-    from jaxd_server.pipeline import Call
+    from jaxd_server.call import Call
     from jaxd_server.tracing import Tracing
 
 __all__ = ["Made", "Maker", "explained"]

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import (
     Layout,
     Leaf,
     Place,
+    Placement,
     numpy_leaf,
     parse_skeleton,
     read_scalar,
 )
-from jaxd_protocol.trees.leaves import dtype_of
+from jaxd_protocol.trees.leaves import NOWHERE, dtype_of
 from jaxd_server.jax_private import key_array, weak_array
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "jax_arrays",
     "leaves_of",
     "parse_arguments",
+    "read_leaf",
     "read_leaves",
     "structure_of",
 ]
@@ -45,7 +47,7 @@ def parse_arguments(skeleton: bytes) -> Layout:
     Raises:
         ProtocolError: when it cannot be read, or names a class that is not here.
     """
-    return parse_skeleton(skeleton, _named_tuple_class, unpack)
+    return parse_skeleton(skeleton, _named_tuple_class, unpack, open_template=_unflatten)
 
 
 def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) -> type:
@@ -63,20 +65,47 @@ def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) ->
     return found
 
 
-def read_leaves(layout: Layout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+def _unflatten(template: bytes) -> Callable[[list[Any]], Any]:
+    """What makes an object of its leaves."""
+    return cast("Callable[[list[Any]], Any]", _structure(unpack(template)).unflatten)
+
+
+def _structure(node: Any) -> Any:
+    """jax's structure of a tree from the data of its nodes: class, aux data, children."""
+    if node is None:
+        return _LEAF
+    cls, aux, children = node
+    make = jax.tree_util.PyTreeDef.from_node_data_and_children
+    below = [_structure(child) for child in children]
+    try:
+        return make(jax.tree_util.default_registry, (cls, aux), below)
+    except (RuntimeError, ValueError) as error:
+        raise ArgumentError(
+            f"an argument holds a {cls.__module__}.{cls.__qualname__}, which is registered with "
+            "jax on the client and not on the server. Register it in the module that defines it."
+        ) from error
+
+
+_LEAF: Final = jax.tree.structure(0)
+
+
+def read_leaves(placement: Placement, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
     """The leaves of a call's arguments, arrays as views of the received memory.
 
+    What is not in the message is None.
+
     Raises:
-        ProtocolError: when the data does not fit the layout.
+        ProtocolError: when the data does not fit.
     """
-    layout.check(blob, buffers)
+    placement.check(blob, buffers)
     return [
-        _read(leaf, place, blob, buffers)
-        for leaf, place in zip(layout.leaves, layout.places, strict=True)
+        None if place is NOWHERE else read_leaf(leaf, place, blob, buffers)
+        for leaf, place in zip(placement.leaves, placement.places, strict=True)
     ]
 
 
-def _read(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+def read_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    """One of them."""
     tag = leaf.tag
     if tag == "A":
         array = numpy_leaf(leaf, place, blob, buffers)
@@ -158,7 +187,7 @@ def call_order(layout: Layout, statics: Statics) -> tuple[int, ...] | None:
     """
     if any(leaf.tag == "P" for leaf in layout.leaves):
         return None
-    numbered = layout.build(range(len(layout.leaves)))
+    numbered = layout.outline(range(len(layout.leaves)))
     return tuple(leaves_of(dynamic(numbered, statics)))
 
 

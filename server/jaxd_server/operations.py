@@ -6,7 +6,7 @@ All of it reads files or builds something, so none of it is for a thread that ot
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd_protocol.calls import FAILED, function_key
@@ -17,18 +17,16 @@ from jaxd_server.inquiry import answer_inquiry
 from jaxd_server.inventory import inventory
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.recording import Recorder
+from jaxd_server.replies import Reply
 from jaxd_server.verification import Verifier
 
-__all__ = ["INQUIRIES", "OPERATIONS", "Answer", "Operations"]
+__all__ = ["INQUIRIES", "OPERATIONS", "Operations"]
 
 OPERATIONS: Final = frozenset({"functions", "recipes", "verify", "forget"})
 """What can be asked by those who look after a server."""
 
 INQUIRIES: Final = frozenset({"why", "recent"})
 """What can be asked about builds; answered while the server drains as well."""
-
-Answer = tuple[Any, Sequence[memoryview]]
-"""What goes back: JSON, or a tuple of plain values, and the buffers beside it."""
 
 
 class Operations:
@@ -43,14 +41,14 @@ class Operations:
         self._pipeline = pipeline
         self._verifier = verifier
         self._recorder = Recorder(pipeline.executables, pipeline.decisions, pipeline.shelf)
-        self._verbs: Mapping[str, Callable[..., Answer]] = {
+        self._verbs: Mapping[str, Callable[..., Reply]] = {
             "functions": self._functions,
             "recipes": self._recipes,
             "verify": self._verify,
             "forget": self._forget,
         }
 
-    def answer(self, verb: str, args: tuple[Any, ...]) -> Answer:
+    def answer(self, verb: str, args: tuple[Any, ...]) -> Reply:
         """Does what was asked; never raises: an error comes back as that of a call does.
 
         Args:
@@ -69,19 +67,19 @@ class Operations:
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, describe_failure(error)), ()
 
-    def _inquire(self, verb: str, args: tuple[Any, ...]) -> Answer:
+    def _inquire(self, verb: str, args: tuple[Any, ...]) -> Reply:
         pipeline = self._pipeline
         found = answer_inquiry(pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args)
         return json.dumps(found), ()
 
-    def _functions(self) -> Answer:
+    def _functions(self) -> Reply:
         pipeline = self._pipeline
         found = inventory(
             pipeline.executables, pipeline.shelf, pipeline.decisions, pipeline.counters
         )
         return json.dumps(found), ()
 
-    def _recipes(self, mark: str) -> Answer:
+    def _recipes(self, mark: str) -> Reply:
         now = self._recorder.mark()
         if not mark:
             return (json.dumps({"mark": now}),), ()
@@ -90,7 +88,7 @@ class Operations:
         said = {"mark": now, "left_out": [one._asdict() for one in left_out]}
         return (json.dumps(said), *messages), buffers
 
-    def _verify(self, count: int) -> Answer:
+    def _verify(self, count: int) -> Reply:
         if self._verifier is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so there is nothing to be verified. Its log "
@@ -100,7 +98,7 @@ class Operations:
         findings = self._verifier.verify(count, lambda: not admission.draining)
         return json.dumps(findings.to_dict()), ()
 
-    def _forget(self, key: bytes) -> Answer:
+    def _forget(self, key: bytes) -> Reply:
         shelf, executables = self._pipeline.shelf, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
         own = {each.key for each in executables.all() if self._is_private_of(each.key, key)}

@@ -60,6 +60,11 @@ class ServerOptions:
             `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
         disk_bytes: how much may lie in that folder.
         session_grace_s: seconds that a session outlives its last connection.
+        value_bytes: what arrays that stay on the server may take; None: half of the device's
+            memory, or of the machine's where the device is a CPU; 0: as much as there is.
+        value_share: of that, what one principal may take.
+        content_bytes: what may be held of arrays that clients may send again; None: an eighth of
+            the device's memory, or of the machine's where the device is a CPU.
         trace_in: where functions are traced: `"worker"`, in the process that answers calls;
             `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
             when more than one client is connected. Always in the worker on a GPU or TPU, which a
@@ -90,6 +95,9 @@ class ServerOptions:
     cache_dir: str | None = None
     disk_bytes: int = 10 * GIB
     session_grace_s: float = 60.0
+    value_bytes: int | None = None
+    value_share: float = 1.0
+    content_bytes: int | None = None
     trace_in: Literal["auto", "worker", "tracer"] = "auto"
     log_format: Literal["text", "json"] = "text"
     auto: bool = False

@@ -18,8 +18,8 @@ from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
 from jaxd_server.compiler import Compiler
-from jaxd_server.connection import Workshop
-from jaxd_server.device_memory import device_bytes_limit, memory_in_use
+from jaxd_server.contents import Contents
+from jaxd_server.device_memory import device_bytes_limit, in_words, memory_in_use
 from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doorman import Doorman
 from jaxd_server.endpoint import Endpoint
@@ -34,6 +34,7 @@ from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
 from jaxd_server.logs import log_event
 from jaxd_server.making import Maker
+from jaxd_server.memory import machine_bytes
 from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
@@ -49,7 +50,9 @@ from jaxd_server.target import target
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracing import TraceIn, Tracing
 from jaxd_server.traffic import Traffic
+from jaxd_server.values import Values
 from jaxd_server.verification import Verifier
+from jaxd_server.workshop import Workshop
 
 __all__ = ["Parts"]
 
@@ -83,12 +86,15 @@ class Parts:
         self._options = options
         self._token = options.read_token()
         self._counters = counters
-        self._sessions = Sessions(options.session_grace_s)
+        contents = Contents(_content_bytes(options))
+        self._values = Values(_value_bytes(options), options.value_share, contents=contents)
+        self._sessions = Sessions(options.session_grace_s, self._values)
         self._traffic = Traffic()
         jax_programs.prepare()
         packages = ImportedPackages()
         self._shelf = _shelf(options, packages)
         reclaimer = Reclaimer(options.map_share)
+        reclaimer.register(contents)
         self._executables = Executables(
             reclaimer, options.max_executables, _limits(options), self._is_kept
         )
@@ -111,9 +117,9 @@ class Parts:
             counters,
             Shortage(reclaimer, self._holders, device_bytes_limit),
             self._shelf,
-            None if renew is None else Renewal(packages, admission, renew),
+            None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )
-        self._housekeeper = Housekeeper(admission, self._mark_used)
+        self._housekeeper = Housekeeper(admission, self._mark_used, self._sessions.look)
         self._marked_at = time.monotonic()
         self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
@@ -126,9 +132,11 @@ class Parts:
             sentry=Sentry(),
             budget=self._budget,
             traffic=self._traffic,
+            values=self._values,
             slots=options.slots,
             max_frame_bytes=options.max_frame_bytes,
             max_result_bytes=options.max_result_bytes,
+            max_shared_bytes=machine_bytes() // 2,
             report=report,
         )
 
@@ -167,7 +175,15 @@ class Parts:
 
     def _holders(self) -> str:
         """What uses memory, in words."""
-        return memory_in_use(self._executables.all())
+        text = memory_in_use(self._executables.all())
+        if not len(self._values):
+            return text
+        held = f"{in_words(self._values.nbytes)} in {len(self._values)}"
+        return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
+
+    def _has_values(self) -> bool:
+        """Whether clients have arrays here that they have nowhere else."""
+        return self._values.are_missed()
 
     def _is_kept(self, executable: Executable) -> bool:
         """Whether its program is on disk."""
@@ -185,6 +201,9 @@ class Parts:
             "functions": len(self.pipeline.functions),
             "connections": self._sessions.connections,
             "sessions": len(self._sessions),
+            "values": len(self._values),
+            "value_bytes": self._values.nbytes,
+            "content_bytes": self._values.contents.nbytes,
             "running_calls": len(running),
             "running": running,
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
@@ -210,6 +229,16 @@ def _limits(options: ServerOptions) -> Limits:
     return Limits(
         options.max_executables, options.program_bytes, device_bytes, options.principal_share
     )
+
+
+def _value_bytes(options: ServerOptions) -> int:
+    """How much values may take."""
+    return device_bytes_limit() // 2 if options.value_bytes is None else options.value_bytes
+
+
+def _content_bytes(options: ServerOptions) -> int:
+    """How much may be held of what clients may send again."""
+    return device_bytes_limit() // 8 if options.content_bytes is None else options.content_bytes
 
 
 def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:

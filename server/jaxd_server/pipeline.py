@@ -8,83 +8,35 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
 
 from jaxd_protocol.calls import FAILED, OK
+from jaxd_protocol.elsewhere import pack_numbers
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_protocol.trees import Layout
 from jaxd_server.admission import Admission, Running
+from jaxd_server.call import Call
 from jaxd_server.decisions import Decisions
+from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables, Plan
-from jaxd_server.functions import Function, FunctionReplaced, Functions, FunctionSource
-from jaxd_server.jax_config import configured
+from jaxd_server.functions import Function, FunctionReplaced, Functions
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.logs import log_event
 from jaxd_server.making import Made, Maker
-from jaxd_server.marshal import dynamic, empty_leaves, jax_arrays, leaves_of, read_leaves
-from jaxd_server.progress import SILENT, Emit
+from jaxd_server.marshal import dynamic, leaves_of
+from jaxd_server.nan_search import find_nan
 from jaxd_server.renewal import Renewal
-from jaxd_server.result_forms import pack_result
+from jaxd_server.replies import Finish, Reply
+from jaxd_server.run import Run
 from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.skew import refuse_or_warn
 from jaxd_server.statistics import Counters
 
-__all__ = ["Call", "Deliver", "Pipeline", "Reply", "deliver_home"]
-
-Reply = tuple[tuple[Any, ...], Sequence[memoryview]]
-"""What goes back: the outcome as plain values, and the buffers beside it."""
-
-
-Deliver = Callable[[Sequence[Any], Executable], Reply]
-"""Waits for the arrays that an executable returned and makes the reply that carries them."""
-
-
-def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
-    """The whole result goes back with the reply."""
-    blob, buffers = pack_result(leaves, executable.form)
-    return (OK, executable.form.skeleton, blob), buffers
-
-
-_NOBODY: Final = Session("", "")
-
-
-@dataclass(slots=True)
-class Call:
-    """One request.
-
-    Attributes:
-        key: names function, options and configuration.
-        skeleton, blob, buffers: the arguments; of a call to warm up, no data of arrays.
-        source: whom to ask what the key stands for.
-        deadline: `time.monotonic()` after which nobody waits, or None.
-        may_repeat: whether running it twice is the same as running it once.
-        number: the client's number for it, which events carry.
-        emit: its event stream.
-        deliver: what becomes of its result; by default it goes home whole.
-        strict: whether packages that differ from the client's are an error.
-        warm_only: whether the executable is wanted, and no result.
-        session: whose call it is.
-    """
-
-    key: bytes
-    skeleton: bytes
-    blob: bytes
-    buffers: Sequence[memoryview]
-    source: FunctionSource
-    deadline: float | None = None
-    may_repeat: bool = True
-    number: int = 0
-    emit: Emit = SILENT
-    deliver: Deliver = deliver_home
-    strict: bool = False
-    warm_only: bool = False
-    session: Session = _NOBODY
+__all__ = ["Pipeline"]
 
 
 class _BrokenProgram(Exception):
@@ -97,6 +49,7 @@ class Pipeline:
     Attributes:
         decisions: what was built, and why.
         shelf: what is kept on disk; None where nothing is.
+        shortage: what is done when the device has no room.
     """
 
     def __init__(
@@ -117,7 +70,7 @@ class Pipeline:
         self.shelf = shelf
         self.decisions = Decisions(shelf)
         self._maker = maker
-        self._shortage = shortage
+        self.shortage = shortage
         self._renewal = renewal
 
     def plan(self, key: bytes, skeleton: bytes) -> Plan | None:
@@ -131,6 +84,18 @@ class Pipeline:
             call: the request.
             plan: what `plan` returned for it, to spare a second look.
         """
+        return self.start(call, plan)()
+
+    def start(self, call: Call, plan: Plan | None = None) -> Finish:
+        """Starts a call; the device may still be at work when this returns. Never raises.
+
+        Args:
+            call: the request.
+            plan: what `plan` returned for it, to spare a second look.
+
+        Returns:
+            What waits for the end; to be called once.
+        """
         try:
             try:
                 if plan is not None and plan.executable is not None and _is_plain(call):
@@ -139,24 +104,34 @@ class Pipeline:
             except _BrokenProgram:
                 return self._cold(call)  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            self.counters.add(calls=1, failed_calls=1)
-            return (FAILED, describe_failure(error)), ()
+            reply = self._failed(call, error)
+            return lambda: reply
 
-    def _warm(self, call: Call, plan: Plan, executable: Executable) -> Reply:
-        started = time.monotonic()
+    def _failed(self, call: Call, error: BaseException) -> Reply:
+        self.counters.add(calls=1, failed_calls=1)
+        failure = describe_failure(error)
+        if call.stay is None:
+            return (FAILED, failure), ()
+        if call.holdings is not None:
+            call.holdings.own.fail(call.stay.number, failure)
+        return (FAILED, failure, pack_numbers(call.given_up)), ()
+
+    def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
         running = self.admission.enter(executable.name, call.deadline)
         try:
-            leaves = plan.arrange(read_leaves(plan.layout, call.blob, call.buffers))
-            reply = self._run(call, executable, leaves)
-        finally:
+            leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+            run = Run(call, executable, leaves, plan.donated)
+            return self._started(run, running, self._count_hit)
+        except BaseException:
             self.admission.leave(running)
-        executable.took(time.monotonic() - started)
-        if executable.serial not in call.session.met:
-            self._meet(call.session, executable)
-        self.counters.hit()
-        return reply
+            raise
 
-    def _cold(self, call: Call) -> Reply:
+    def _count_hit(self, run: Run) -> None:
+        if run.executable.serial not in run.call.session.met:
+            self._meet(run.call.session, run.executable)
+        self.counters.hit()
+
+    def _cold(self, call: Call) -> Finish:
         if self._renewal is not None:
             self._renewal.look(call.emit)
         running = self.admission.enter("(unknown function)", call.deadline)
@@ -165,22 +140,25 @@ class Pipeline:
                 return self._found(call, running)
             except FunctionReplaced:
                 return self._found(call, running)
-        finally:
+        except BaseException:
             self.admission.leave(running)
+            raise
+        finally:
             if self._renewal is not None:
                 self._renewal.note()
 
-    def _found(self, call: Call, running: Running) -> Reply:
+    def _found(self, call: Call, running: Running) -> Finish:
         """Finds or makes the executable, and runs it."""
         function = self._function(call, running)
         layout = self.executables.layout(call.key, call.skeleton)
-        arguments = layout.build(_leaves(call, layout))
+        donated = donated_leaves(layout, function.options, function.parameters)
+        arguments = layout.build(call.leaves(layout, donated))
         made: list[Made] = []
 
         def make() -> Executable:
             recorded = _recorded(call, layout)
             made.append(
-                self._shortage.relieved(
+                self.shortage.relieved(
                     lambda: self._maker.make(function, call, arguments, recorded)
                 )
             )
@@ -195,11 +173,38 @@ class Pipeline:
         )
         self._meet(call.session, executable, made[0] if made else None)
         if call.warm_only:
-            return self._report(executable, made)
-        reply = self._run(call, executable, leaves_of(dynamic(arguments, function.statics)))
-        executable.took(time.monotonic() - running.started)
-        self.counters.add(calls=1, executable_hits=0 if made else 1)
-        return reply
+            self.admission.leave(running)
+            report = self._report(executable, made)
+            return lambda: report
+        run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)), donated)
+        return self._started(
+            run, running, lambda _: self.counters.add(calls=1, executable_hits=0 if made else 1)
+        )
+
+    def _started(self, run: Run, running: Running, count: Callable[[Run], None]) -> Finish:
+        run.executable.hold()
+        try:
+            self._dispatch(run)
+        except BaseException:
+            run.executable.release()
+            raise
+        return lambda: self._finished(run, running, count)
+
+    def _finished(self, run: Run, running: Running, count: Callable[[Run], None]) -> Reply:
+        try:
+            try:
+                reply = self._deliver(run)
+            finally:
+                run.executable.release()
+                self.admission.leave(running)
+            run.executable.took(time.monotonic() - running.started)
+            count(run)
+            return reply
+        except _BrokenProgram:
+            return self.start(run.call)()  # which makes it anew, whatever lies on disk
+        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
+            run.undo()
+            return self._failed(run.call, error)
 
     def _function(self, call: Call, running: Running) -> Function:
         function = self.functions.obtain(call.key, call.source)
@@ -209,25 +214,37 @@ class Pipeline:
             call.emit("warning", {"function": function.name, "text": function.doubt})
         return function
 
-    def _run(self, call: Call, executable: Executable, leaves: Sequence[Any]) -> Reply:
-        executable.hold()
+    def _dispatch(self, run: Run) -> None:
         try:
-            try:
-                return call.deliver(executable(leaves), executable)
-            except Exception as error:
-                if is_nan_error(error):
-                    raise self._find_nan(call) from error
-                if self._shortage.are_gone(leaves):
-                    raise
-                if not is_out_of_memory(error):
-                    self._discard_if_broken(executable, error)
-                    raise
-                failure = str(error)  # and not the error, whose frames hold arrays
-            return self._shortage.again(
-                lambda: call.deliver(executable(leaves), executable), failure
-            )
-        finally:
-            executable.release()
+            return run.dispatch()
+        except Exception as error:  # noqa: BLE001  raised again but for one
+            # and not the error itself, whose frames hold arrays
+            failure = self._out_of_memory(run, error)
+        return self.shortage.again(run.dispatch, failure)
+
+    def _deliver(self, run: Run) -> Reply:
+        try:
+            return run.deliver()
+        except Exception as error:  # noqa: BLE001  as above
+            failure = self._out_of_memory(run, error)
+
+        def once_more() -> Reply:
+            run.dispatch()
+            return run.deliver()
+
+        return self.shortage.again(once_more, failure)
+
+    def _out_of_memory(self, run: Run, error: Exception) -> str:
+        """What jax says when there is no room, and making some may help; else raises."""
+        if self.shortage.are_gone(run.leaves):
+            run.give_up()
+            raise error
+        if is_nan_error(error):
+            raise find_nan(run.call, self.functions, self.executables) from error
+        if not is_out_of_memory(error):
+            self._discard_if_broken(run.executable, error)
+            raise error
+        return str(error)
 
     def _discard_if_broken(self, executable: Executable, error: Exception) -> None:
         """Drops a program that was read from disk and does not run; nothing in one is the user's.
@@ -241,31 +258,6 @@ class Pipeline:
         self.executables.discard(executable)
         self._maker.discard(executable)
         raise _BrokenProgram from error
-
-    def _find_nan(self, call: Call) -> FloatingPointError:
-        """Runs the function step by step, so that the line is seen that makes the first NaN.
-
-        Returns:
-            What there is to say when there is none that way.
-
-        Raises:
-            FloatingPointError: at that line.
-        """
-        function = self.functions.obtain(call.key, call.source)
-        try:
-            self.functions.unpack(function, call.source)
-        except FunctionReplaced:
-            function = self.functions.obtain(call.key, call.source)
-        layout = self.executables.layout(call.key, call.skeleton)
-        arguments = layout.build(read_leaves(layout, call.blob, call.buffers))
-        with configured(function.options.config):
-            args, kwargs = jax_arrays(arguments, function.statics)
-            function.function(*args, **kwargs)
-        return FloatingPointError(
-            f"invalid value (nan or inf) in the result of {function.name}, but not when it is run "
-            "step by step: the compiler has put steps together. Look at values that are nearly "
-            "too large."
-        )
 
     def _meet(self, session: Session, executable: Executable, made: Made | None = None) -> None:
         """Counts what a client process is spared, the first time that it uses an executable."""
@@ -293,17 +285,11 @@ class Pipeline:
         return (OK, json.dumps(report)), ()
 
 
-def _leaves(call: Call, layout: Layout) -> list[Any]:
-    if call.warm_only:
-        return empty_leaves(layout, call.buffers)
-    return read_leaves(layout, call.blob, call.buffers)
-
-
 def _recorded(call: Call, layout: Layout) -> RecordedCall:
     """What of a call decides about its executable."""
     if call.warm_only:
         return RecordedCall.of_specification(call.skeleton, layout, call.buffers)
-    return RecordedCall.of(call.skeleton, layout, call.buffers)
+    return RecordedCall.of(call.skeleton, call.placement(layout), call.buffers)
 
 
 def _is_plain(call: Call) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jaxd_protocol.errors import ResultError
-from jaxd_protocol.trees import Place, parse_skeleton
+from jaxd_protocol.trees import Layout, Placement, parse_skeleton
+from jaxd_protocol.trees.leaves import NOWHERE
 from jaxd_protocol.trees.references import Reference
-from jaxd_server.jax_private import is_key_array, key_data
+from jaxd_server.jax_private import is_key_array, key_data, key_spec
 from jaxd_server.result_encoder import ResultEncoder, Slot
 
-__all__ = ["ResultForm", "pack_result", "result_form"]
+__all__ = ["ResultForm", "host_data", "pack_result", "result_form", "wait_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,14 @@ class ResultForm:
     Attributes:
         skeleton: see `jaxd_protocol.trees.layout`.
         order: for each leaf on the wire, its number among the arrays that the executable returns.
-        places: where each leaf's bytes lie.
+        layout: what the skeleton says.
         keys: whether there are PRNG keys among the leaves.
         is_lasting: whether it means the same to the clients of a later process.
     """
 
     skeleton: bytes
     order: tuple[int, ...]
-    places: tuple[Place, ...]
+    layout: Layout = field(compare=False, repr=False)
     keys: bool
     is_lasting: bool = True
 
@@ -45,7 +46,7 @@ class ResultForm:
         """
         layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
-        return cls(skeleton, tuple(order), layout.places, keys, is_lasting)
+        return cls(skeleton, tuple(order), layout, keys, is_lasting)
 
 
 def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
@@ -91,26 +92,75 @@ _ROW: Final = 16
 _PAD: Final = [bytes(n) for n in range(_ROW)]
 
 
-def pack_result(leaves: Sequence[Any], form: ResultForm) -> tuple[bytes, list[memoryview]]:
+def pack_result(
+    leaves: Sequence[Any], form: ResultForm, placement: Placement | None = None
+) -> tuple[bytes, list[memoryview]]:
     """Blob and buffers of a result; waits until the device is done.
 
     Args:
         leaves: the arrays that an executable returned.
         form: that of the executable.
+        placement: which of them come home, and where they lie; by default all.
 
     Raises:
         Exception: what jax raises when the computation failed.
     """
+    places = (placement or form.layout.whole).places
     blob: list[bytes] = []
     buffers: list[memoryview] = []
     end = 0
-    for index, place in zip(form.order, form.places, strict=True):
-        leaf = leaves[index]
-        data = key_data(leaf) if form.keys and is_key_array(leaf) else np.asarray(leaf)
+    for index, place in zip(form.order, places, strict=True):
+        if place is NOWHERE:
+            continue
+        data = _here(leaves[index])
         if place.buffer >= 0:
-            buffers.append(np.ascontiguousarray(data).reshape(-1).view("u1").data)
+            buffers.append(_flat(data))
         else:
             small = data.tobytes()
             blob += (_PAD[place.offset - end], small)
             end = place.offset + len(small)
     return b"".join(blob), buffers
+
+
+def wait_for(arrays: Sequence[Any]) -> None:
+    """Returns when arrays are computed, all of which one program returns at the same moment.
+
+    Those that a later call was given meanwhile do not count.
+
+    Raises:
+        Exception: what jax raises when the computation failed.
+    """
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except RuntimeError:
+            if not array.is_deleted():
+                raise
+        else:
+            return
+
+
+def host_data(array: Any) -> memoryview:
+    """The bytes of an array in C order; waits until it is computed."""
+    return _flat(_here(array))
+
+
+def _here(array: Any) -> Any:
+    try:
+        return key_data(array) if is_key_array(array) else np.asarray(array)
+    except RuntimeError:
+        if not array.is_deleted():
+            raise
+        return _nothing_like(array)  # a later call was given it: nobody may look at it any more
+
+
+def _nothing_like(array: Any) -> Any:
+    key = key_spec(array.aval)
+    if key is not None:
+        return np.zeros(key.shape, key.dtype)
+    return np.zeros(array.shape, array.dtype)
+
+
+def _flat(data: Any) -> memoryview:
+    flat: memoryview = np.ascontiguousarray(data).reshape(-1).view("u1").data
+    return flat

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+from jaxd_server.lane import Lane
+from jaxd_server.remembered import Remembered
+from jaxd_server.values import Values, ValuesOfSession
 
 __all__ = ["Session", "Sessions"]
 
@@ -19,14 +26,30 @@ class Session:
         principal: who the client is allowed to be, such as `uid:1000`.
         connections: how many are open.
         left_at: `time.monotonic()` when the last one ended.
+        is_over: whether its client has said that it ends.
         met: serial numbers of the executables that it has used.
+        values: its arrays on the server.
+        lane: its calls on them, in order.
+        remembered: what became of these.
+        skeletons: of arguments, by the numbers that the client has given them.
+        forms: what the results of calls with these look like, as the client was last told, by key
+            and number.
     """
 
     id: str
     principal: str
     connections: int = 0
+    is_over: bool = False
     left_at: float = field(default_factory=time.monotonic)
     met: set[int] = field(default_factory=set)
+    values: ValuesOfSession = field(init=False)
+    lane: Lane = field(default_factory=Lane)
+    remembered: Remembered = field(default_factory=Remembered)
+    skeletons: dict[int, bytes] = field(default_factory=dict)
+    forms: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.values = ValuesOfSession(self.principal)
 
 
 class Sessions:
@@ -34,18 +57,27 @@ class Sessions:
 
     Args:
         grace_s: seconds that a session outlives its last connection.
+        values: told when one ends, so that its values go.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        values: Values | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._grace_s = grace_s
+        self._clock = clock
+        self._values = Values() if values is None else values
         self._sessions: dict[str, Session] = {}
-        self._left_at = time.monotonic()
+        self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
     def enter(self, wanted: str | None, principal: str) -> Session:
         """The session `wanted` when this principal left it not too long ago, else a new one."""
+        self.look()
         with self._lock:
-            self._forget_expired()
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
@@ -57,15 +89,26 @@ class Sessions:
         """One connection of the session ended; `for_good` when its client cannot come back."""
         with self._lock:
             session.connections -= 1
-            session.left_at = self._left_at = time.monotonic()
-            if for_good and not session.connections:
-                self._sessions.pop(session.id, None)
-            self._forget_expired()
+            session.left_at = self._left_at = self._clock()
+            if for_good or session.is_over:
+                session.left_at = -math.inf
+        self.look()
+
+    def look(self) -> None:
+        """Ends the sessions whose clients have been away for too long; to be called often."""
+        with self._lock:
+            oldest = self._clock() - self._grace_s
+            over = [s for s in self._sessions.values() if not s.connections and s.left_at < oldest]
+            for session in over:
+                del self._sessions[session.id]
+        for session in over:  # behind the lock: what a lane does may take a while
+            session.lane.then(partial(self._values.end, session.values))
+        self._values.look()
 
     @property
     def quiet_s(self) -> float:
         """Seconds since a connection ended last, or since the start."""
-        return time.monotonic() - self._left_at
+        return self._clock() - self._left_at
 
     @property
     def connections(self) -> int:
@@ -74,12 +117,6 @@ class Sessions:
             return sum(session.connections for session in self._sessions.values())
 
     def __len__(self) -> int:
+        self.look()
         with self._lock:
-            self._forget_expired()
             return len(self._sessions)
-
-    def _forget_expired(self) -> None:
-        oldest = time.monotonic() - self._grace_s
-        for session in list(self._sessions.values()):
-            if not session.connections and session.left_at < oldest:
-                del self._sessions[session.id]

@@ -44,7 +44,24 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
 
 def _tree_signature(tree: Any) -> Hashable:
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple(map(_leaf_signature, leaves))
+    return structure, tuple(_literals_of(structure)), tuple(map(_leaf_signature, leaves))
+
+
+def _literals_of(structure: Any) -> Iterator[bytes]:
+    """The plain values among keys and static fields: jax takes 1 and True for the same."""
+    node = structure.node_data()
+    if node is not None:
+        yield from _literals(node[1])
+        for child in structure.children():
+            yield from _literals_of(child)
+
+
+def _literals(value: Any) -> Iterator[bytes]:
+    if is_literal(value):
+        yield dump_literal(value)
+    elif isinstance(value, tuple | list | dict):
+        for item in value.items() if isinstance(value, dict) else value:
+            yield from _literals(item)
 
 
 def _leaf_signature(leaf: Any) -> Hashable:

@@ -9,7 +9,7 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.failures import Failure
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packages import Package
-from jaxd_protocol.trees import Layout, read_scalar
+from jaxd_protocol.trees import Layout, Placement, read_scalar
 from jaxd_server.functions import Described
 from jaxd_server.marshal import empty_leaves
 
@@ -141,19 +141,19 @@ Reply = Lowered | Failed | Refused | Outdated | Ended
 
 
 def sent_data(
-    layout: Layout, blob: bytes, buffers: Sequence[memoryview], *, warm_only: bool = False
+    placement: Placement, blob: bytes, buffers: Sequence[memoryview], *, warm_only: bool = False
 ) -> tuple[tuple[Any, ...], tuple[memoryview, ...]]:
     """The plain numbers among the arguments of a call, and the buffers of its pickled leaves.
 
     Args:
-        layout: of a call.
+        placement: where the data of a call lies.
         blob: its data.
         buffers: the rest of its data.
         warm_only: whether it is one to warm up: it has no numbers, and no buffers of arrays.
     """
     if warm_only:
         return (), tuple(buffers)
-    pairs = list(zip(layout.leaves, layout.places, strict=True))
+    pairs = list(zip(placement.leaves, placement.places, strict=True))
     scalars = [
         read_scalar(leaf.tag, blob, at.offset) for leaf, at in pairs if leaf.tag not in "AKP"
     ]

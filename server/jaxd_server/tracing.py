@@ -41,7 +41,7 @@ from jaxd_server.tracer_messages import (
 from jaxd_server.tracer_process import TracerProcess
 
 if TYPE_CHECKING:
-    from jaxd_server.pipeline import Call
+    from jaxd_server.call import Call
 
 __all__ = ["Errand", "TraceIn", "Tracing", "order_of"]
 
@@ -275,7 +275,8 @@ def _ended(name: str, how: str) -> InternalError:
 def order_of(function: Function, call: Call, name: bytes) -> Order | None:
     """What the tracer has to know of a call, but for the code; None when that is too much."""
     layout = parse_arguments(call.skeleton)
-    scalars, buffers = sent_data(layout, call.blob, call.buffers, warm_only=call.warm_only)
+    placement = call.placement(layout)
+    scalars, buffers = sent_data(placement, call.blob, call.buffers, warm_only=call.warm_only)
     described = function.described
     if described.meaning is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
         return None

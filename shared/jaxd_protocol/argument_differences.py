@@ -48,11 +48,11 @@ def _of_argument(name: str, was: Argument, now: Argument) -> list[Difference]:
 def _of_forms(path: str, was: Form, now: Form) -> Iterator[Difference]:
     if was == now:
         return
-    if was.children and now.children and was.kind == now.kind:
+    if _is_container(was) and was.kind == now.kind:
         old, new = dict(was.children), dict(now.children)
         if list(old) == list(new):
-            for step, child in now.children:
-                yield from _of_forms(path + step, old[step], child)
+            found = [each for step in new for each in _of_forms(path + step, old[step], new[step])]
+            yield from found or [_of_static_parts(path, was, now)]
             return
     if was.children or now.children or _is_container(was) or _is_container(now):
         text = f"argument {path}: structure changed ({_structure(was, now)})"
@@ -62,6 +62,11 @@ def _of_forms(path: str, was: Form, now: Form) -> Iterator[Difference]:
     values = f"{was.text} → {now.text}" if was.text != now.text else f"another {_noun(now)}"
     text = f"argument {path}{static}: {values}"
     yield _difference(path, "changed", was.text, now.text, text)
+
+
+def _of_static_parts(path: str, was: Form, now: Form) -> Difference:
+    values = f"{was.text} → {now.text}" if was.text != now.text else "another object"
+    return _difference(path, "changed", was.text, now.text, f"argument {path} (static): {values}")
 
 
 def _is_container(form: Form) -> bool:

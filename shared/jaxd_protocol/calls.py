@@ -3,10 +3,28 @@
 Each line is an rpyc request to the peer's root; `[…]` travels as buffers beside it.
 
     client → server
-      call(key, skeleton, blob, timeout_s, flags) [arrays]
+      call(key, skeleton, blob, timeout_s, flags, stay, elsewhere, drops) [arrays]
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
-      call(key, skeleton, b"", timeout_s, flags | WARM) [pickles]    builds or loads, runs nothing
-            → (OK, JSON {verdict, seconds, kept})  or  (FAILED, failure); kept: it is on disk
+            with `stay`: (OK, skeleton, blob, donated, away) [arrays]
+              or  (FAILED, failure, donated)
+              skeleton: empty when the client knows it, as KNOWS_FORM says, and nothing has changed;
+              donated: leaves of the call that it has taken for good; away: leaves of the result
+              that are not in the reply; then ids, if some of what was to be kept was not
+      call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
+            → (OK, JSON {verdict, seconds, kept})  or  (FAILED, failure)
+              builds or loads, runs nothing; kept: it is on disk
+      put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
+              a flat tuple of arrays becomes values; the skeleton says what they are now
+      fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`
+      part(id, index, above, number) → (OK, skeleton) [array]
+              `[array]` unless it has more bytes than `above`: then it becomes a value
+      drop(ids)                               the client holds them no longer; no reply
+      adopt(contents, ids) → (OK, a byte for each)      1: what has that content is a value now
+      share(number, nbytes) <descriptor> → (OK, its first bytes)      shared memory, as a block
+      unshare(numbers)                        blocks that are gone; no reply
+      bye()                                   the client ends, and with it its session; no reply
+      name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
+      unname(name) → (OK, was it there)       values() → JSON {holders, totals}
       statistics() → JSON                     info() → JSON
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       recent(count) → JSON                    the last builds, and why each was made
@@ -27,6 +45,9 @@ skeleton's `P` leaves alone: of each its pickle, then what travels beside that.
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
 Only a server that does not know the key asks for what is behind it.
+
+`stay`, `elsewhere`, `ids` and `donated` are described in `elsewhere`. A value is named by a number
+that its client has made of the call's `number`, so that it can be used before it is there.
 """
 
 from __future__ import annotations
@@ -42,8 +63,10 @@ __all__ = [
     "CONFIG_DEFAULTS",
     "CONFIG_FIXED",
     "FAILED",
+    "KNOWS_FORM",
     "MAY_REPEAT",
     "OK",
+    "ON_VALUES",
     "STRICT",
     "WARM",
     "Options",
@@ -63,6 +86,12 @@ STRICT: Final = 2
 
 WARM: Final = 4
 """Flag of a call: what it needs is to be built or loaded, and not run; it brings no data."""
+
+ON_VALUES: Final = 8
+"""Flag of a call: it refers to values, so it runs in order with its session's others, and once."""
+
+KNOWS_FORM: Final = 16
+"""Flag of a call: its client knows from an earlier one what its result looks like."""
 
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,

@@ -36,6 +36,9 @@ __all__ = [
     "TracedReadWarning",
     "TracerError",
     "UnsharedWarning",
+    "ValueDeleted",
+    "ValuesFull",
+    "ValuesLost",
     "VersionMismatch",
     "WorkerLost",
     "WorkerReplaced",
@@ -108,6 +111,22 @@ class ResultError(JaxdError, TypeError):
 
 class OutOfMemory(JaxdError, MemoryError):
     """The device has no room for a call, also after idle programs were dropped."""
+
+
+class ValueDeleted(JaxdError, RuntimeError):
+    """An array on the server was used after it was deleted, or donated to a call."""
+
+    blame = "caller"
+
+
+class ValuesLost(JaxdError, RuntimeError):
+    """Arrays on the server are gone: its worker ended, or it gave up waiting for the client."""
+
+
+class ValuesFull(JaxdError, MemoryError):
+    """There is no room for another array on the server; the message names the largest holders."""
+
+    blame = "caller"
 
 
 class NotInteractive(JaxdError, RuntimeError):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.layout import Layout, Reader
+from jaxd_protocol.trees.leaves import Placement
 
 __all__ = ["Recipe", "RecordedCall", "dump_recipes", "load_recipes"]
 
@@ -34,11 +35,13 @@ class RecordedCall(NamedTuple):
     pickles: tuple[bytes, ...] = ()
 
     @classmethod
-    def of(cls, skeleton: bytes, layout: Layout, buffers: Sequence[memoryview]) -> RecordedCall:
+    def of(
+        cls, skeleton: bytes, placement: Placement, buffers: Sequence[memoryview]
+    ) -> RecordedCall:
         """That of a call that was made with these buffers."""
         sizes: list[int] = []
         pickles = []
-        for leaf, place in zip(layout.leaves, layout.places, strict=True):
+        for leaf, place in zip(placement.leaves, placement.places, strict=True):
             if leaf.tag == "P":
                 pickles.append(bytes(buffers[place.buffer]))
                 sizes += map(len, buffers[place.buffer : place.buffer + 1 + leaf.buffers])

@@ -36,16 +36,16 @@ class Pair:
 
 def encode(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
     """Skeleton, blob and buffers."""
-    return encode_arguments(args, kwargs, statics, {})
+    return encode_arguments(args, kwargs, statics, {})[:3]
 
 
 def arrived(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
     """Arguments as a server reads them."""
     skeleton, blob, buffers = encode(*args, statics=statics, **kwargs)
     layout = parse_skeleton(skeleton, lambda module, name, fields: tuple, pickle.loads)
-    layout.check(blob, buffers)
+    layout.whole.check(blob, buffers)
     leaves = []
-    for leaf, place in zip(layout.leaves, layout.places, strict=True):
+    for leaf, place in zip(layout.leaves, layout.whole.places, strict=True):
         if leaf.tag == "P":
             first = place.buffer + 1
             beside = buffers[first : first + leaf.buffers]
@@ -174,8 +174,8 @@ def test_arguments_by_name() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [Point(1.0, np.arange(3)), Pair(1.0, [2.0]), {Point(1, 2): 1.0}, frozenset({1})],
-    ids=["local named tuple", "dataclass", "unusual keys", "set"],
+    [Pair(1.0, [2.0]), {Point(1, 2): 1.0}, frozenset({1})],
+    ids=["dataclass", "unusual keys", "set"],
 )
 def test_what_has_no_place_in_a_tree_is_pickled(value: Any) -> None:
     """The server, which has jax, decides whether it is a tree of arrays."""

@@ -86,7 +86,7 @@ def test_a_cancelled_future_is_left_alone(client: Client) -> None:
 
 def test_submit_waits_while_too_many_calls_are_in_flight(client: Client, caller: Caller) -> None:
     """As many as the server said when it was connected to."""
-    from jaxd.caller import Encoded
+    from jaxd.encoded import Encoded
 
     limit = client.info()["limits"]["slots"]
     double = client.persistent_call(lambda x: x * 2)

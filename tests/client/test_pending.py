@@ -11,14 +11,16 @@ from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import Frame
 
 
-def test_waking_opens_the_gate_once() -> None:
+def test_waking_opens_each_gate_once() -> None:
     """A second waking, after an interrupt, has nothing to open."""
     pending = Pending()
-    pending.gate = gate = threading.Lock()
-    gate.acquire()
+    gates = [threading.Lock(), threading.Lock()]
+    for gate in gates:
+        gate.acquire()
+        pending.gates.append(gate)
     pending.wake()
     pending.wake()
-    assert gate.acquire(blocking=False)
+    assert all(gate.acquire(blocking=False) for gate in gates)
 
 
 def test_the_result_is_value_and_frame() -> None:

@@ -201,3 +201,69 @@ def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
     wait_until(lambda: "tracing" in terminal.getvalue())
     shown.finish("connection", 1)
     wait_until(lambda: "was ready" in terminal.getvalue())
+
+
+class Link:
+    """A connection over which something is on its way, or nothing."""
+
+    def __init__(self, word: str = "sending", moved: int = 0, total: int = 1) -> None:
+        self.now: tuple[str, int, int] | None = (word, moved, total)
+
+    def transferring(self) -> tuple[str, int, int] | None:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        (Link("sending", 1_234_567_890, 4_000_000_000), "sending 1.2 of 4.0 GB"),
+        (Link("receiving", 500_000, 12_000_000), "receiving 0.5 of 12.0 MB"),
+        (Link("sending", 0, 999), "sending 0.0 of 1.0 kB"),
+    ],
+)
+def test_a_large_transfer_says_how_far_it_is(terminal: Terminal, link: Link, words: str) -> None:
+    """And nothing of it stays on the line."""
+    Progress().transfer(link)
+    wait_until(lambda: f"jaxd: {words}" in terminal.getvalue())
+    link.now = None
+    wait_until(lambda: terminal.getvalue().endswith("\r"))
+    assert terminal.getvalue().rsplit("\r", 2)[1].strip() == ""
+
+
+def test_a_transfer_goes_before_a_stage(terminal: Terminal) -> None:
+    """Which is shown again when the transfer is over."""
+    shown, link = Progress(), Link()
+    shown.transfer(link)
+    wait_until(lambda: "sending" in terminal.getvalue())
+    shown.event("connection", 1, "stage", stage("compile"))
+    assert "compiling" not in terminal.getvalue()
+    link.now = None
+    wait_until(lambda: "jaxd: compiling step" in terminal.getvalue())
+    shown.finish("connection", 1)
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_the_end_of_a_call_wipes_its_transfer_out(terminal: Terminal) -> None:
+    """At once: the process may end now."""
+    shown, link = Progress(), Link()
+    shown.transfer(link)
+    wait_until(lambda: "sending" in terminal.getvalue())
+    with shown._lock:
+        del shown._transfers[link]
+    shown.finish("connection", 1)
+    assert terminal.getvalue().endswith("\r")
+
+
+def test_a_short_transfer_is_not_mentioned(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one where nobody looks; nothing runs on behind either of them."""
+    monkeypatch.setattr(progress, "_QUIET_S", 60.0)
+    shown, link = Progress(), Link()
+    shown.transfer(link)
+    link.now = None
+    wait_until(lambda: shown._ticker is None)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=io.StringIO()))
+    shown.transfer(Link())
+    assert shown._ticker is None

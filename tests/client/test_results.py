@@ -119,7 +119,7 @@ def test_without_numpy_arrays_come_home_lazy() -> None:
     layout = parse_skeleton(skeleton, lambda *_: tuple)
     small, large = (
         _read_lazy(leaf, place, blob, buffers)
-        for leaf, place in zip(layout.leaves, layout.places, strict=True)
+        for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
     )
     assert type(small) is type(large) is LazyArray
     np.testing.assert_array_equal(small, np.arange(3))

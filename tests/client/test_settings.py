@@ -68,6 +68,25 @@ def test_switches_of_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPa
     assert Settings.resolve() == Settings(autostart=False, inline=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "variable", "wanted"),
+    [
+        ("", "", False),
+        ("", "1", True),
+        ("compress = true", "", True),
+        ("compress = true", "0", False),
+        ("compress = false", "1", True),
+    ],
+)
+def test_compression_is_asked_for(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, text: str, variable: str, *, wanted: bool
+) -> None:
+    """By `JAXD_COMPRESS`, else in the config file."""
+    write_config(text)
+    monkeypatch.setenv("JAXD_COMPRESS", variable)
+    assert Settings.resolve().compress is wanted
+
+
 def test_autostart_can_be_switched_off_for_good(runtime: Path) -> None:
     """In the config file."""
     write_config("autostart = false")

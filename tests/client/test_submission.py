@@ -53,9 +53,9 @@ def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None
     good = client.persistent_call(lambda x: x.sum())
     good(1.0 * np.ones(2))
     before = places(client)
-    client.caller.connection()._channel.writer.max_frame_bytes = 1 << 20
+    client.caller.connection()._channel.writer.max_frame_bytes = 1 << 16
     with pytest.raises(LimitExceeded, match="max-frame-bytes"):
-        good.submit(np.ones(1 << 18))
+        good.submit(np.ones(1 << 14))
     assert places(client) == before
     assert float(good.submit(np.ones(3)).result()) == 3.0
 

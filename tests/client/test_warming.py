@@ -60,13 +60,13 @@ def test_a_function_is_warmed_for_specs(start: Start) -> None:
     """By a call that brings no data, with the key and skeleton of a real one."""
 
     def answer(asked: Asked) -> Any:
-        return warmed("load", 0.25) if asked.args[-1] & WARM else failed(KeyError("called"))
+        return warmed("load", 0.25) if asked.args[4] & WARM else failed(KeyError("called"))
 
     server, client = start(call=answer)
     scale = client.persistent_call(lambda x, n=1: x * n, static_argnames="n", strict=True)
     assert scale.warm([Spec(2000, 3), 1.5], n=3) == Warmed("load", 0.25)
     key, skeleton, *rest = server.asked[0].args
-    assert rest == [b"", None, MAY_REPEAT | STRICT | WARM]
+    assert rest == [b"", None, MAY_REPEAT | STRICT | WARM, b"", b"", b""]
     assert server.asked[0].buffers == []
     with pytest.raises(KeyError, match="called"):
         scale([np.ones((2000, 3), np.float32), 2.5], n=3)
@@ -210,7 +210,8 @@ def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:
     recorded = Recorded(recipe(call))
     assert warm(client.caller, recorded.call(client.caller, call)) == Warmed("hit", 0.5)
     (asked,) = server.asked
-    assert asked.args == (b"k" * 16, call.skeleton, b"", None, MAY_REPEAT | WARM)
+    flags = MAY_REPEAT | WARM
+    assert asked.args == (b"k" * 16, call.skeleton, b"", None, flags, b"", b"", b"")
     assert asked.buffers == [b"abc", bytes(8)]
 
 

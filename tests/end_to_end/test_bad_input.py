@@ -17,7 +17,7 @@ import pytest
 
 from jaxd import Client, connect, errors
 from tests.end_to_end.gates import advice
-from tests.live_server import LiveServer, source_environment
+from tests.live_server import TOKEN, LiveServer, source_environment
 
 
 class LocalError(Exception):
@@ -227,7 +227,7 @@ def limited() -> Iterator[LiveServer]:
 
 def test_an_argument_over_the_limit(limited: LiveServer) -> None:
     """Refused before anything is sent; the connection goes on."""
-    with connect(limited.unix) as client:
+    with connect(limited.tcp, token=TOKEN) as client:
         total = client.persistent_call(lambda x: x.sum())
         x = np.ones(1 << 18, np.float32)
         for way in ("call", "submit"):
@@ -251,7 +251,7 @@ def test_many_small_arguments_over_the_limit_together(limited: LiveServer) -> No
 def test_a_result_over_the_limit(limited: LiveServer) -> None:
     """The error says so in place of the result; the connection goes on."""
     with connect(limited.unix) as client:
-        grow = client.persistent_call(lambda x: x.repeat(1 << 12))
+        grow = client.persistent_call(lambda x: x.repeat(1 << 12), results="numpy")
         for _ in range(2):
             with pytest.raises(errors.LimitExceeded) as caught:
                 grow(np.ones(1 << 7, np.float32))

@@ -154,7 +154,7 @@ def test_a_call_that_no_machine_has_room_for_says_what_uses_the_memory(
         modest = scaled(client, 2)
         call(modest, 3)
         with pytest.raises(OutOfMemory) as caught:
-            client.persistent_call(enormous)(np.float32(1))
+            client.persistent_call(enormous, results="numpy")(np.float32(1))
         text = str(caught.value)
         assert "Out of memory allocating 70368744177664 bytes" in text
         assert re.search(r"2 programs of .* the largest: .*enormous with", text)

@@ -171,7 +171,8 @@ def look(client: Client) -> Seen:
         with patch.object(client.caller, "question", wraps=question) as asked:
             seen.before[name] = step.why(*case.args, **case.kwargs)
             with costs(client) as seen.cost[name]:
-                seen.results[name] = step(*case.args, **case.kwargs)
+                result = step(*case.args, **case.kwargs)
+            seen.results[name] = client.get(result)  # the server will be gone
             with costs(client) as seen.again[name]:
                 step(*case.args, **case.kwargs)
             seen.asked[name] = [call.args[0] for call in asked.call_args_list]

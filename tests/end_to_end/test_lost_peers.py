@@ -98,7 +98,7 @@ def test_a_client_that_dies_before_it_sent_its_code(live: LiveServer, client: Cl
     spec = Spec(Identity(function, Options()), Options())
     call = client.caller.encode(spec, (2.0,), {}, None, "auto")
     with bare_client(live) as sock:
-        message = encode_request(1, "call", call.message)
+        message = encode_request(1, "call", call.message())
         sock.sendall(struct.pack("!LB", len(message), 0) + message + b"\n")
         assert sock.recv(1)  # the server asks what the function is, and is not answered
         future = client.persistent_call(function).submit(2.0)
@@ -243,7 +243,7 @@ client = connect()
 double = client.persistent_call(lambda x: x * 2)
 count = int(sys.argv[1]) << 18
 
-@client.persistent_call
+@client.persistent_call(results="numpy")
 def large(x):
     import jax.numpy as jnp
     return jnp.full(count, x)

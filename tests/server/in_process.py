@@ -29,6 +29,7 @@ from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, t
 from jaxd_server import jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.arrivals import Arrival
+from jaxd_server.call import Call
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
@@ -37,8 +38,9 @@ from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.making import Maker
 from jaxd_server.options import ServerOptions
 from jaxd_server.parts import Parts
-from jaxd_server.pipeline import Call, Pipeline, Reply
+from jaxd_server.pipeline import Pipeline
 from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.replies import Reply
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.statistics import Counters
@@ -51,7 +53,7 @@ def encode(
     args: Sequence[Any], kwargs: dict[str, Any] | None = None, statics: Statics = NO_STATICS
 ) -> tuple[bytes, bytes, list[memoryview]]:
     """Skeleton, blob and buffers, as the client sends them."""
-    return encode_arguments(tuple(args), kwargs or {}, statics, {})
+    return encode_arguments(tuple(args), kwargs or {}, statics, {})[:3]
 
 
 class Source:
@@ -193,7 +195,7 @@ class Peer(BulkConnection):
         """Calls the source's function."""
         assert self._source is not None
         call = self._source.call(args)
-        message = (call.key, call.skeleton, call.blob, None, MAY_REPEAT)
+        message = (call.key, call.skeleton, call.blob, None, MAY_REPEAT, b"", b"", b"")
         return self.request("call", message, call.buffers)
 
     def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:

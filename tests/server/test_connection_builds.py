@@ -66,7 +66,7 @@ def test_a_call_to_warm_up_travels_without_data(shop: Shop) -> None:
     peer = shop.peer(source)
     call = source.call((X,))
     for verdict in ("compile", "hit"):
-        message = (call.key, call.skeleton, b"", None, MAY_REPEAT | WARM)
+        message = (call.key, call.skeleton, b"", None, MAY_REPEAT | WARM, b"", b"", b"")
         (kind, told), buffers = peer.request("call", message)
         assert (kind, list(buffers)) == (OK, [])
         assert json.loads(told)["verdict"] == verdict

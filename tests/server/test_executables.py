@@ -39,7 +39,7 @@ class Table:
         """The executable for a call, as the pipeline asks for it."""
         skeleton, blob, buffers = encode(args, statics=function.statics)
         layout = self.pool.layout(function.key, skeleton)
-        arguments = layout.build(read_leaves(layout, blob, buffers))
+        arguments = layout.build(read_leaves(layout.whole, blob, buffers))
         return self.pool.obtain(function, skeleton, layout, arguments, make or self.make)
 
     def planned(self, function: Function, *args: Any) -> Executable | None:
@@ -294,7 +294,7 @@ def test_leaves_are_arranged_as_the_executable_takes_them(tree: Any, function: F
     skeleton, blob, buffers = encode((tree,))
     plan = table.pool.plan(function.key, skeleton)
     assert plan is not None
-    arranged = plan.arrange(read_leaves(plan.layout, blob, buffers))
+    arranged = plan.arrange(read_leaves(plan.layout.whole, blob, buffers))
     assert arranged == leaves_of(((tree,), {}))
 
 
@@ -307,7 +307,7 @@ def test_static_arguments_are_left_out_of_the_leaves() -> None:
     skeleton, blob, buffers = encode(args, statics=function.statics)
     plan = table.pool.plan(function.key, skeleton)
     assert plan is not None
-    assert plan.arrange(read_leaves(plan.layout, blob, buffers)) == [4.0, 5.0, 6.0]
+    assert plan.arrange(read_leaves(plan.layout.whole, blob, buffers)) == [4.0, 5.0, 6.0]
 
 
 def test_whoever_makes_or_waits_is_told_and_whoever_finds_is_not() -> None:
@@ -315,7 +315,7 @@ def test_whoever_makes_or_waits_is_told_and_whoever_finds_is_not() -> None:
     table = Table()
     skeleton, blob, buffers = encode((1.0,))
     layout = table.pool.layout(TRACED.key, skeleton)
-    arguments = layout.build(read_leaves(layout, blob, buffers))
+    arguments = layout.build(read_leaves(layout.whole, blob, buffers))
     told: list[int] = []
     for _ in range(2):
         table.pool.obtain(TRACED, skeleton, layout, arguments, table.make, lambda: told.append(1))

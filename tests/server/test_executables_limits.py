@@ -52,7 +52,7 @@ class Table:
         args = (np.ones(len(self.made)),)
         skeleton, blob, buffers = encode(args)
         layout = self.pool.layout(IDENTITY.key, skeleton)
-        arguments = layout.build(read_leaves(layout, blob, buffers))
+        arguments = layout.build(read_leaves(layout.whole, blob, buffers))
         return self.pool.obtain(IDENTITY, skeleton, layout, arguments, lambda: one)
 
     @property
@@ -165,7 +165,7 @@ def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
 
     skeleton, blob, buffers = encode((7.0,))
     layout = table.pool.layout(IDENTITY.key, skeleton)
-    arguments = layout.build(read_leaves(layout, blob, buffers))
+    arguments = layout.build(read_leaves(layout.whole, blob, buffers))
     table.pool.obtain(IDENTITY, skeleton, layout, arguments, make)
     table.add()
     assert one in table.pool.all()

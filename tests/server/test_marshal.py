@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import socket
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import DefragResult
 
@@ -10,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax  # type: ignore[import-untyped]
 import pytest
 
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.packing import pack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.trees.layout import COUNT
@@ -42,7 +46,7 @@ def there(*args: Any, **kwargs: Any) -> Any:
 def read(skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]) -> Any:
     """The arguments in these bytes."""
     layout = parse_arguments(skeleton)
-    return layout.build(read_leaves(layout, blob, buffers))
+    return layout.build(read_leaves(layout.whole, blob, buffers))
 
 
 def test_arguments_arrive_as_they_were_given() -> None:
@@ -146,7 +150,7 @@ def test_data_that_does_not_fit_its_skeleton_is_refused() -> None:
     layout = parse_arguments(skeleton)
     for wrong in ((blob[:-1], [buffer]), (blob, []), (blob, [buffer[:-4]])):
         with pytest.raises(ProtocolError, match=r"fit|size"):
-            read_leaves(layout, *wrong)
+            read_leaves(layout.whole, *wrong)
 
 
 def test_jax_takes_a_large_received_array_without_a_copy() -> None:
@@ -183,7 +187,7 @@ def test_the_order_of_the_leaves_is_known_from_the_skeleton(
     layout = parse_arguments(skeleton)
     order = call_order(layout, statics)
     assert order is not None
-    leaves = read_leaves(layout, blob, buffers)
+    leaves = read_leaves(layout.whole, blob, buffers)
     expected = leaves_of(dynamic((args, kwargs), statics))
     found = [leaves[index] for index in order]
     assert [np.shape(leaf) for leaf in found] == [np.shape(leaf) for leaf in expected]
@@ -229,3 +233,83 @@ def test_a_specification_brings_its_pickled_objects() -> None:
     for wrong in ([], [pickle], [pickle, beside, beside]):
         with pytest.raises(ProtocolError, match="specification"):
             empty_leaves(layout, wrong)
+
+
+# objects that jax takes apart ---------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class State:
+    """What a training loop carries along."""
+
+    w: Any
+    mode: Any = field(default="mean", metadata={"static": True})
+
+
+@jax.tree_util.register_pytree_node_class
+class Checked:
+    """Looks at what it is made of, as classes should not."""
+
+    def __init__(self, w: Any) -> None:
+        assert w.ndim == 1
+        self.w = w
+
+    def tree_flatten(self) -> Any:
+        return (self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Any:
+        return cls(*children)
+
+
+OBJECTS: dict[str, Any] = {
+    "static field": State({"b": 1.0, "a": [np.ones(2), None]}, ("mean", 3)),
+    "nested": {"x": [State(State(1.0), "a"), State(Point(2, 3.0))]},
+    "without leaves": State((None, {}, [])),
+    "local named tuple": Point(np.ones(2, np.float32), {"k": 2}),
+    "containers": State(OrderedDict(b=1, a=defaultdict(int, {"d": 1, "c": 2}))),
+    "optax": State(optax.adam(1e-3).init({"w": jnp.ones(3)})),
+    "weak types and keys": State((jnp.asarray(2.0), jax.random.key(0, impl="rbg"))),
+    "a checking class": Checked(np.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_arrive(name: str) -> None:
+    """With their static fields, and leaves of the same kinds."""
+    ((arrived,), _) = there(OBJECTS[name])
+    found, expected = jax.tree.flatten(arrived), jax.tree.flatten(OBJECTS[name])
+    assert str(found[1]) == str(expected[1])
+    assert list(map(jax.typeof, found[0])) == list(map(jax.typeof, expected[0]))
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_the_order_of_an_object_is_known_before(name: str) -> None:
+    """No instance is made to find it."""
+    args = (1.0, OBJECTS[name], {"z": 1.0, "a": OBJECTS[name]})
+    skeleton, blob, buffers = encode(args)
+    layout = parse_arguments(skeleton)
+    order = call_order(layout, NO_STATICS)
+    assert order is not None
+    leaves = read_leaves(layout.whole, blob, buffers)
+    found = [jax.typeof(leaves[index]) for index in order]
+    assert found == [jax.typeof(leaf) for leaf in leaves_of((args, {}))]
+
+
+def test_objects_of_equal_content_have_one_structure() -> None:
+    """Whichever process packed them: nothing is traced again."""
+    ((one,), _) = there(State(1.0, lambda x: x + 1))
+    ((other,), _) = there(State(np.ones(2), lambda x: x + 1))
+    structures: list[Any] = [jax.tree.structure(each) for each in (one, other)]
+    assert structures[0] == structures[1]
+    assert one.mode is other.mode
+
+
+def test_a_class_that_only_the_client_has_registered_is_refused() -> None:
+    """The message says where to register it."""
+    node = (Fraction, None, ())
+    data = bytes(pack(node, "a template"))
+    head = b"V" + dump_literal((("Fraction", (), ()), b"")) + COUNT.pack(len(data)) + data
+    with pytest.raises(ArgumentError, match=r"fractions\.Fraction.*Register it"):
+        parse_arguments(head + COUNT.pack(0))

@@ -1,4 +1,4 @@
-"""Calls and what is kept: warming up, looking for a NaN, and what others are spared."""
+"""Calls and what is kept: warming up, and what others are spared."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import FAILED, OK, Options
+from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server import jax_programs
 from jaxd_server.sessions import Session
 from tests.server.in_process import Kitchen, Source
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
-from tests.server.test_pipeline import FLOAT, counted, double, failure
+from tests.server.test_pipeline import FLOAT, counted, double
 
 HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
 
@@ -120,7 +120,7 @@ def test_what_was_warmed_is_what_is_called(kitchen: Kitchen, args: tuple[Any, ..
     call = source.call(args)
     layout = kitchen.executables.layout(call.key, call.skeleton)
     warm = warming(source, *args)
-    warm.buffers = RecordedCall.of(call.skeleton, layout, call.buffers).buffers()
+    warm.buffers = RecordedCall.of(call.skeleton, layout.whole, call.buffers).buffers()
     assert answered(kitchen, warm)["verdict"] == "compile"
     assert kitchen.answer(call)[0][0] == OK
     assert counted(kitchen) == [1, 1, 0, 1, 1]
@@ -137,50 +137,6 @@ def test_an_error_while_warming_is_an_answer(kitchen: Kitchen) -> None:
     wrong = warming(Source(double), {frozenset({1}): 2.0})
     (kind, failed), _ = kitchen.answer(wrong)
     assert (kind, failed[1]) == (FAILED, ProtocolError.__name__)
-
-
-def risky(x: Any) -> Any:
-    """Makes a NaN on its second line."""
-    y = x - 1
-    return jax.numpy.log(y)
-
-
-NANS = Options(config=(("jax_debug_nans", True),))
-
-
-def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., Kitchen]) -> None:
-    """The user sees the line, also when the program came from disk and the call is warm."""
-    good, bad = np.float32(2), np.float32(0)
-    for _ in range(2):
-        kitchen, source = open_kitchen(), Source(risky, NANS)
-        for _ in range(2):
-            assert float(kitchen.value(source, good)) == 0.0
-            failed = failure(kitchen, source, bad)
-            assert failed[1] == "FloatingPointError"
-            assert "return jax.numpy.log(y)" in failed[-1]
-    assert kitchen.counts() == (0, 0)
-    assert source.asked == []
-
-
-def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
-    open_kitchen: Callable[..., Kitchen],
-) -> None:
-    """The client is asked for it, and sees its own error."""
-    kitchen, source = open_kitchen(), Source(risky, NANS)
-    kitchen.value(source, np.float32(2))
-    assert kitchen.shelf is not None
-    kitchen.shelf.keep_code(source.fingerprint, bytes(Source(double).code_))
-    kitchen, source = open_kitchen(), Source(risky, NANS)
-    for _ in range(2):  # found by its signature, and then by its bytes
-        kitchen.value(source, np.float32(2))
-    failed = failure(kitchen, source, np.float32(0))
-    assert failed[1] == "FloatingPointError"
-    assert source.asked == ["describe", "code"]
-
-
-def test_other_errors_are_not_looked_for(kitchen: Kitchen) -> None:
-    """Without the setting, a NaN is a result."""
-    assert np.isnan(kitchen.value(Source(risky), np.float32(0)))
 
 
 def saved(kitchen: Kitchen) -> float:

@@ -56,3 +56,35 @@ def test_what_a_call_imports_is_watched_too(
     site.install("renewed_later", "2", {"renewed_later.py": "22"})
     renewal.look(lambda *_: None)
     assert begun == [["renewed_later was changed from 1 to 2"]]
+
+
+def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose call noticed the change is told why, and it happens when they are gone."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    site.install("renewed_never", "1", {"renewed_never.py": "1"})
+    importlib.import_module("renewed_never")
+    begun: list[list[str]] = []
+    texts: list[str] = []
+    values = [object()]
+    admission = Admission()
+    renewal = Renewal(ImportedPackages(), admission, begun.append, lambda: bool(values))
+    renewal.note()
+    site.install("renewed_never", "2", {"renewed_never.py": "22"})
+    renewal.look(lambda _, content: texts.append(content["text"]))
+    assert (begun, admission.draining) == ([], False)
+    (text,) = texts
+    assert text == (
+        "renewed_never was changed from 1 to 2 where the server runs: the server's worker goes on "
+        "with what was there before, because it holds arrays of clients. It is restarted when "
+        "there are none (`jaxd values` lists them), or by `jaxd stop`."
+    )
+    values.clear()
+    renewal.look(lambda _, content: texts.append(content["text"]))
+    assert begun == [["renewed_never was changed from 1 to 2"]]
+    values.append(object())  # too late: it has begun
+    renewal.look(lambda _, content: texts.append(content["text"]))
+    assert texts[1].endswith("the server's worker was restarted.")
+    assert texts[2] == texts[1]

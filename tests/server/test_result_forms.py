@@ -304,7 +304,7 @@ def test_a_form_can_be_made_before_there_is_a_result() -> None:
     lowered = function.lower(1.0)
     form = result_form(out_leaves(lowered), lowered.out_tree)
     assert form == packed(function(1.0))[0]
-    assert (len(form.places), form.keys) == (4, True)
+    assert (len(form.layout.leaves), form.keys) == (4, True)
 
 
 @jax.tree_util.register_pytree_node_class

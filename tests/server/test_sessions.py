@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import threading
 
-from jaxd_server.sessions import Sessions
-
-if TYPE_CHECKING:
-    import pytest
+from jaxd_protocol.trees import Leaf
+from jaxd_server.replies import Finish
+from jaxd_server.sessions import Session, Sessions
+from jaxd_server.values import Value, Values
+from tests.server.staging import PATIENCE_S, until
 
 
 def test_a_new_client_gets_a_session_of_its_own() -> None:
@@ -70,13 +70,112 @@ def test_a_client_that_cannot_come_back_leaves_nothing() -> None:
     assert len(sessions) == 0
 
 
-def test_the_quiet_begins_when_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_quiet_begins_when_a_connection_ends() -> None:
     """Before the first one, at the start."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    sessions = Sessions(60.0)
+    clock = Clock()
+    sessions = Sessions(60.0, clock=clock)
     session = sessions.enter(None, "uid:1")
-    now = 130.0
+    clock.now = 130.0
     assert sessions.quiet_s == 30.0
     sessions.leave(session)
     assert sessions.quiet_s == 0.0
+
+
+def with_values(values: Values, session: Session, *ids: int) -> Session:
+    """The session, which holds one byte under each of these numbers."""
+    leaf = Leaf("A", "uint8", (1,))
+    values.add(session.values, {number: Value(None, leaf, 1, "f") for number in ids})
+    return session
+
+
+def test_the_values_of_a_session_go_when_its_grace_is_over() -> None:
+    """And not before; those of others stay."""
+    clock, values = Clock(), Values()
+    sessions = Sessions(60.0, values, clock)
+    gone = with_values(values, sessions.enter(None, "uid:1"), 1, 2)
+    with_values(values, sessions.enter(None, "uid:1"), 1)
+    clock.now += 100
+    sessions.look()
+    assert len(values) == 3  # it has a connection
+    sessions.leave(gone)
+    clock.now += 60
+    sessions.look()
+    assert len(values) == 3
+    clock.now += 0.1
+    sessions.look()
+    assert (len(values), len(sessions)) == (1, 1)
+    assert gone.values.ended
+
+
+def test_who_comes_back_in_time_finds_its_values() -> None:
+    """Also when that takes several connections, of which an old one ends late."""
+    clock, values = Clock(), Values()
+    sessions = Sessions(60.0, values, clock)
+    session = with_values(values, sessions.enter(None, "uid:1"), 1)
+    clock.now += 50
+    assert sessions.enter(session.id, "uid:1") is session
+    sessions.leave(session)
+    clock.now += 1000
+    sessions.look()
+    assert len(values) == 1
+    sessions.leave(session)
+    clock.now += 59
+    assert sessions.enter(session.id, "uid:1") is session
+    assert session.values.get(1).nbytes == 1
+
+
+def test_who_comes_back_too_late_gets_a_session_without_values() -> None:
+    """Whether anybody has looked meanwhile or not."""
+    clock, values = Clock(), Values()
+    sessions = Sessions(60.0, values, clock)
+    session = with_values(values, sessions.enter(None, "uid:1"), 1)
+    sessions.leave(session)
+    clock.now += 61
+    assert sessions.enter(session.id, "uid:1") is not session
+    assert len(values) == 0
+
+
+def test_names_whose_time_has_passed_go_when_somebody_looks() -> None:
+    """They have no session that could end."""
+    clock = Clock()
+    values = Values(clock=clock)
+    sessions = Sessions(60.0, values, clock)
+    values.name("uid:1", "n", b"", [Value(None, Leaf("A", "uint8", (1,)), 1, "f")], 10.0)
+    clock.now += 11
+    sessions.look()
+    assert len(values) == 0
+
+
+def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
+    """They run, find their values, and leave nothing; the others do not wait for that."""
+    clock, values = Clock(), Values()
+    sessions = Sessions(60.0, values, clock)
+    session = with_values(values, sessions.enter(None, "uid:1"), 1)
+    release, found = threading.Event(), list[int]()
+
+    def call() -> Finish:
+        release.wait(PATIENCE_S)
+        found.append(session.values.get(1).nbytes)
+        with_values(values, session, 2)
+        return lambda: (None, ())
+
+    session.lane.put(call, lambda _: None)
+    sessions.leave(session)
+    clock.now += 61
+    sessions.look()
+    assert (len(sessions), len(values)) == (0, 1)
+    release.set()
+    until(lambda: len(values) == 0)
+    assert found == [1]
+    with_values(values, session, 3)
+    assert len(values) == 0

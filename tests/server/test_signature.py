@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +64,7 @@ DIFFERENT = [
     ({"a": 1}, {"b": 1}),
     ({"a": 1, "b": 2}, OrderedDict(a=1, b=2)),
     (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+    ({1: 1.0}, {True: 1.0}),
     (None, ()),
     (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
     (jax.random.key(0), jax.random.key(0, impl="rbg")),
@@ -74,6 +75,23 @@ DIFFERENT = [
 def test_what_compiles_differently_has_another_signature(one: Any, other: Any) -> None:
     """Else a caller would get the result of somebody else's program."""
     assert of(one) != of(other)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Scaled:
+    x: Any
+    by: Any = field(metadata={"static": True})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, True), (1, 1.0), ((0.0, "a"), (-0.0, "a")), ([1, [2]], [1, [2.0]]), ({1: 2}, {1: 2.0})],
+)
+def test_static_fields_count_by_type_and_value(one: Any, other: Any) -> None:
+    """jax asks only whether they are equal."""
+    assert of(Scaled(1.0, one)) != of(Scaled(1.0, other))
+    assert of(Scaled(1.0, one)) == of(Scaled(2.0, one))
 
 
 def test_weak_types_count() -> None:

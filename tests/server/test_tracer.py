@@ -75,7 +75,7 @@ class Bench:
         call = source.call(args, **more)
         function = Functions().obtain(source.key, source)
         layout = parse_arguments(call.skeleton)
-        arguments = layout.build(read_leaves(layout, call.blob, call.buffers))
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         name = call_name(function, arguments)
         assert name is not None
         order = order_of(function, call, name)
@@ -91,7 +91,7 @@ class Bench:
         call = source.call(args)
         function = Functions().obtain(source.key, source)
         layout = parse_arguments(call.skeleton)
-        arguments = layout.build(read_leaves(layout, call.blob, call.buffers))
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         traced = dynamic(arguments, function.statics)
         lowered = self.compiler.lower(
             function.function,

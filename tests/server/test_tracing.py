@@ -98,7 +98,7 @@ class Scene:
         call = source.call(args or (X,))
         function = self.functions.obtain(source.key, source)
         layout = parse_arguments(call.skeleton)
-        arguments = layout.build(read_leaves(layout, call.blob, call.buffers))
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         return self.tracing.errand(function, call, arguments)
 
     def answered(self, source: Source, *replies: Reply) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ STEPS_STATIC = Statics(frozenset({1}), frozenset({"steps"}))
 
 def forms(*args: Any, statics: Statics = STEPS_STATIC, **kwargs: Any) -> dict[str, Argument]:
     """Those of a call of f(x, steps)."""
-    skeleton, _, _ = encode_arguments(args, kwargs, statics, {})
+    skeleton = encode_arguments(args, kwargs, statics, {})[0]
     return argument_forms(skeleton, PARAMETERS)
 
 
@@ -121,3 +123,33 @@ def test_a_difference_is_structured() -> None:
         "",
         "argument x: float32[2] → float32[3]",
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class State:
+    w: Any
+    how: Any = field(default=None, metadata={"static": True})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (State(array(3)), State(array(4)), "argument x.w: float32[3] → float32[4]"),
+        (State(1, "a"), State(1, "b"), "argument x (static): ('a',) → ('b',)"),
+        (State(1, len), State(1, max), "argument x (static): another object"),
+        (State({"k": State(1, len)}), State({"k": State(1, max)}),
+         "argument x (static): another object"),
+        (State([State(1, 1)]), State([State(1, 2)]), "argument x.w[0] (static): (1,) → (2,)"),
+        (State({}, 1), State({}, 2), "argument x (static): (1,) → (2,)"),
+        (State(1), State({"a": 1}), "argument x.w: structure changed (int → dict of 1)"),
+    ],
+)  # fmt: skip
+def test_what_differs_in_objects(before: Any, after: Any, text: str) -> None:
+    """Leaves by their names; of what is static, plain values."""
+    assert texts(forms(before), forms(after)) == [text]
+
+
+def test_objects_of_equal_content_do_not_differ() -> None:
+    """Though they were made one after the other."""
+    assert texts(forms(State(1, lambda x: x + 1)), forms(State(2, lambda x: x + 1))) == []

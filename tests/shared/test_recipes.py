@@ -26,9 +26,9 @@ class Pair:
 
 def recorded(*args: Any, statics: Statics = NO_STATICS) -> RecordedCall:
     """That of a call with these arguments."""
-    skeleton, _, buffers = encode_arguments(args, {}, statics, {})
+    skeleton, _, buffers = encode_arguments(args, {}, statics, {})[:3]
     layout = parse_skeleton(skeleton, lambda *_: tuple, lambda _: None)
-    return RecordedCall.of(skeleton, layout, buffers)
+    return RecordedCall.of(skeleton, layout.whole, buffers)
 
 
 def recipe(name: str, *calls: RecordedCall) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxd_protocol.trees.encoder import TreeEncoder
 from jaxd_protocol.trees.layout import Layout, parse_skeleton
-from jaxd_protocol.trees.leaves import INLINE_BYTES, Leaf, Place, read_scalar
+from jaxd_protocol.trees.leaves import INLINE_BYTES, Leaf, Place, Placement, read_scalar
 from jaxd_protocol.trees.literals import dump_literal, is_literal, load_literal
 from jaxd_protocol.trees.numpy_leaves import numpy_leaf
 
@@ -13,6 +13,7 @@ __all__ = [
     "Layout",
     "Leaf",
     "Place",
+    "Placement",
     "TreeEncoder",
     "dump_literal",
     "is_literal",

@@ -8,11 +8,18 @@ use the bytes themselves as the first name of a call's signature.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final
 
 from jaxd_protocol.trees.layout import COUNT
-from jaxd_protocol.trees.leaves import INLINE_BYTES, SCALARS, aligned, array_spec, spec_bytes
+from jaxd_protocol.trees.leaves import (
+    INLINE_BYTES,
+    SCALARS,
+    Leaf,
+    aligned,
+    array_spec,
+    spec_bytes,
+)
 from jaxd_protocol.trees.literals import dump_literal, is_literal
 
 __all__ = ["TreeEncoder"]
@@ -32,13 +39,20 @@ class TreeEncoder:
 
     Attributes:
         buffers: the arrays above `INLINE_BYTES`, as flat byte views, in order.
+        owners: for each of them the number of its leaf; -1 when that is no plain array.
+        count: number of leaves so far.
+        types: how values of exactly these types are appended; others are `other`.
     """
+
+    types: ClassVar[dict[type, Callable[[Any, Any], None]]]
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
+        self.owners: list[int] = []
         self._skeleton: list[bytes] = []
         self._blob: list[bytes] = []
         self._offset = 0
+        self.count = 0
 
     @property
     def skeleton(self) -> bytes:
@@ -52,7 +66,7 @@ class TreeEncoder:
 
     def node(self, value: Any) -> None:
         """Appends one tree."""
-        encode = _TYPES.get(type(value))
+        encode = self.types.get(type(value))
         if encode is None:
             self.other(value)
         else:
@@ -71,12 +85,25 @@ class TreeEncoder:
 
     def small(self, data: bytes) -> None:
         """Puts bytes into the blob, at the next row."""
+        self.count += 1
         offset = self._offset
         start = aligned(offset)
         if start != offset:
             self._blob.append(_PAD[start - offset])
         self._blob.append(data)
         self._offset = start + len(data)
+
+    def large(self, data: memoryview) -> None:
+        """Puts the bytes of an array beside the message."""
+        self.owners.append(self.count)
+        self.count += 1
+        self.buffers.append(data)
+
+    def beside(self, *data: memoryview) -> None:
+        """Puts a leaf beside the message that is no array."""
+        self.count += 1
+        self.buffers += data
+        self.owners += [-1] * len(data)
 
     def array(self, array: Any, weak: bool = False) -> None:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""
@@ -85,7 +112,7 @@ class TreeEncoder:
         if size <= INLINE_BYTES:
             self.small(array.tobytes())
         else:
-            self.buffers.append(array.reshape(-1).view("u1").data)
+            self.large(array.reshape(-1).view("u1").data)
 
     def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Appends an array that is only bytes, in C order: numpy need not be there."""
@@ -93,7 +120,7 @@ class TreeEncoder:
         if len(data) <= INLINE_BYTES:
             self.small(bytes(data))
         else:
-            self.buffers.append(data)
+            self.large(data)
 
     def key(self, impl: str, data: Any) -> None:
         """Appends an array of PRNG keys: the implementation's name and the keys' numbers."""
@@ -102,7 +129,19 @@ class TreeEncoder:
         if size <= INLINE_BYTES:
             self.small(data.tobytes())
         else:
-            self.buffers.append(data.reshape(-1).view("u1").data)
+            self.beside(data.reshape(-1).view("u1").data)
+
+    def spec(self, leaf: Leaf) -> None:
+        """Appends an array, or PRNG keys, whose data is not in the message."""
+        self.count += 1
+        self._skeleton.append(_spec_of(leaf))
+
+    def specs(self, leaves: Iterable[Leaf]) -> None:
+        """Appends a tuple of such arrays."""
+        found = list(leaves)
+        self._skeleton += (b"T", COUNT.pack(len(found)))
+        for leaf in found:
+            self.spec(leaf)
 
     def _none(self, value: None) -> None:
         self._skeleton.append(b"N")
@@ -167,7 +206,24 @@ class TreeEncoder:
             self.node(child)
 
 
-_TYPES: Final[dict[type, Callable[[Any, Any], None]]] = {
+def _spec_of(leaf: Leaf) -> bytes:
+    """The bytes of a leaf; of those of a layout, which are the same in each step, found by name."""
+    found = _specs.get(id(leaf))
+    if found is not None and found[0] is leaf:
+        return found[1]
+    spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
+    if leaf.tag == "K":
+        spec = b"K" + dump_literal(leaf.impl) + spec[1:]
+    if len(_specs) >= _MAX_SPECS:
+        _specs.clear()
+    _specs[id(leaf)] = leaf, spec
+    return spec
+
+
+_MAX_SPECS: Final = 1 << 14
+_specs: Final[dict[int, tuple[Leaf, bytes]]] = {}
+
+TreeEncoder.types = {
     type(None): TreeEncoder._none,
     float: TreeEncoder._float,
     int: TreeEncoder._int,

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.layout import COUNT, Build, Reader
+from jaxd_protocol.trees.layout import Build, Reader
 from jaxd_protocol.trees.leaves import Leaf
 from jaxd_protocol.trees.literals import dump_literal
 
 __all__ = ["Argument", "Form", "argument_forms", "shortened"]
 
 _MAX_SHOWN: Final = 60
-_NO_SKELETON: Final = (struct.error, LookupError, RecursionError, ValueError, TypeError)
+_NO_SKELETON: Final = (
+    *(struct.error, LookupError, RecursionError, ValueError, TypeError, StopIteration),
+)
 _SCALARS: Final = {"F": "float", "I": "int", "B": "bool", "C": "complex", "P": "pickled object"}
 
 
@@ -28,8 +30,9 @@ class Form(NamedTuple):
 
     Attributes:
         kind: `leaf`, `static`, or `dict`, `list`, `tuple` or a class's name for what has children.
-        text: a leaf's dtype and shape, such as ``float32[3,4]``; a static value in short.
-        identity: stands for the whole of a static value, whose `text` may be cut off.
+        text: a leaf's dtype and shape, such as ``float32[3,4]``; in short a static value, or the
+            plain ones of an object.
+        identity: stands for the whole of what is static: `text` may be cut off, or not be all.
         children: each with its step from here: ``['w']``, ``[0]``, ``.w``.
     """
 
@@ -115,10 +118,16 @@ class _Describer(Reader):
             return _always(Form("static", shortened(repr(value)), dump_literal(value)))
         if self.data[self.at : self.at + 1] == b"Q":
             self.at += 1
-            end = self.at + COUNT.size + self.count()
-            data, self.at = self.data[self.at : end], end
-            digest = hashlib.blake2b(data, digest_size=8).digest()
+            digest = hashlib.blake2b(self.packed(), digest_size=8).digest()
             return _always(Form("static", "an object", digest))
+        if self.data[self.at : self.at + 1] == b"V":
+            self.at += 1
+            outline, content = self.literal()
+            self.packed()
+            children = [self.node() for _ in range(self.count())]
+            return lambda leaves: _object(
+                outline, iter([_form(child(leaves)) for child in children]), content
+            )
         return super().node()
 
 
@@ -138,6 +147,23 @@ def _leaf(leaf: Leaf) -> Form:
     if leaf.tag == "K":
         return Form("leaf", f"{leaf.impl} keys, {leaf.dtype}[{dimensions}]")
     return Form("leaf", f"{leaf.dtype}[{dimensions}]" + (" (weak)" if leaf.weak else ""))
+
+
+def _object(outline: Any, leaves: Iterator[Form], content: bytes = b"") -> Form:
+    """An object that jax takes apart.
+
+    Args:
+        outline: its kind, the steps to its children with their outlines, and those of its static
+            values that are plain; None for a leaf.
+        leaves: those of it.
+        content: stands for all that is static in it.
+    """
+    if outline is None:
+        return next(leaves)
+    kind, children, literals = outline
+    forms = tuple([(step, _object(child, leaves)) for step, child in children])
+    text = shortened(repr(literals)) if literals else ""
+    return Form(kind, text, content or dump_literal(literals), forms)
 
 
 class _Object:

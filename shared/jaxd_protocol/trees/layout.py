@@ -12,6 +12,10 @@
     R literal                      a reference to something that is no data, see `references`
                                    (only towards a client)
     Q length bytes                 a pickled static value (only towards a server)
+    V outline length bytes count children
+                                   an object that jax takes apart: a literal that says what it
+                                   looks like, see `forms`; the rest of it, packed; its leaves in
+                                   jax's order (only towards a server)
     A K F I B C P …                leaves, see `leaves`
 
 A class is a literal of module and qualified name; towards a client its content id follows when
@@ -27,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.leaves import Leaf, load_spec, places
+from jaxd_protocol.trees.leaves import Leaf, Placement, load_spec, place_leaves
 from jaxd_protocol.trees.literals import load_literal
 from jaxd_protocol.trees.objects import restore
 from jaxd_protocol.trees.references import Reference, load_reference
@@ -35,10 +39,12 @@ from jaxd_protocol.trees.references import Reference, load_reference
 __all__ = ["COUNT", "Layout", "Own", "Reader", "parse_skeleton"]
 
 COUNT: Final = struct.Struct("!I")
+_MAX_PLACEMENTS: Final = 64
 
 Build = Callable[[Iterator[Any]], Any]
 FindClass = Callable[..., type]
 Unpickle = Callable[[bytes], Any]
+Unflatten = Callable[[list[Any]], Any]
 
 
 class Own(Protocol):
@@ -59,36 +65,45 @@ class Layout:
 
     Attributes:
         leaves: in the order in which the tree is walked.
-        places: where each leaf's bytes lie.
-        blob_bytes: size of the blob.
-        buffers: number of buffers beside the message.
+        whole: where their data lies when all of it is in the message.
     """
 
-    __slots__ = ("_build", "blob_bytes", "buffers", "leaves", "places")
+    __slots__ = ("_build", "_placements", "leaves", "whole")
 
     def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
-        found, self.blob_bytes, self.buffers = places(leaves)
         self.leaves = tuple(leaves)
-        self.places = tuple(found)
+        self.whole = place_leaves(self.leaves)
+        self._placements: dict[tuple[int, ...], Placement] = {}
         self._build = build
+
+    def without(self, absent: tuple[int, ...]) -> Placement:
+        """Where the data of the other leaves lies when that of some is not in the message."""
+        if not absent:
+            return self.whole
+        found = self._placements.get(absent)
+        if found is None:
+            if len(self._placements) >= _MAX_PLACEMENTS:
+                self._placements.clear()
+            found = self._placements[absent] = place_leaves(self.leaves, frozenset(absent))
+        return found
 
     def build(self, leaves: Sequence[Any]) -> Any:
         """The tree with these values in place of its leaves."""
         return self._build(iter(leaves))
 
-    def check(self, blob: bytes, buffers: Sequence[memoryview]) -> None:
-        """Proves that the data has the sizes that the skeleton asks for.
+    def outline(self, leaves: Sequence[Any]) -> Any:
+        """As `build`, for values that are no data: objects of classes are lists of their leaves."""
+        return self._build(_NoData(leaves))
 
-        Raises:
-            ProtocolError: when it has not; reading it would go beyond its end.
-        """
-        if len(blob) != self.blob_bytes or len(buffers) != self.buffers:
-            raise ProtocolError("a tree's data does not fit its skeleton.")
-        if not self.buffers:
-            return
-        for leaf, place in zip(self.leaves, self.places, strict=True):
-            if place.buffer >= 0 and leaf.tag in "AK" and len(buffers[place.buffer]) != leaf.nbytes:
-                raise ProtocolError("an array's buffer does not have the array's size.")
+
+class _NoData(Iterator[Any]):
+    """Leaves of which no object can be made: its class may look at them."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._leaves = iter(leaves)
+
+    def __next__(self) -> Any:
+        return next(self._leaves)
 
 
 def parse_skeleton(
@@ -96,6 +111,7 @@ def parse_skeleton(
     find_class: FindClass,
     unpickle: Unpickle | None = None,
     own: Own | None = None,
+    open_template: Callable[[bytes], Unflatten] = lambda _: list,
 ) -> Layout:
     """Reads a skeleton.
 
@@ -105,11 +121,12 @@ def parse_skeleton(
             the content id and the numbers where there are any: the class.
         unpickle: reads pickled static values; None refuses them.
         own: finds what references stand for, and makes registered nodes; None refuses both.
+        open_template: reads an object without its leaves, and gives what puts them into it.
 
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = Reader(skeleton, find_class, unpickle, own)
+    reader = Reader(skeleton, find_class, unpickle, own, open_template)
     try:
         build = reader.node()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -128,6 +145,7 @@ class Reader:
         find_class: FindClass,
         unpickle: Unpickle | None = None,
         own: Own | None = None,
+        open_template: Callable[[bytes], Unflatten] = lambda _: list,
     ) -> None:
         self.data = data
         self.at = 0
@@ -135,6 +153,7 @@ class Reader:
         self._find_class = find_class
         self._unpickle = unpickle
         self._own = own
+        self._open_template = open_template
 
     def node(self) -> Build:
         """The function that rebuilds the node beginning here."""
@@ -157,6 +176,12 @@ class Reader:
         if count > len(self.data) - self.at:
             raise ProtocolError("a tree's skeleton announces more than it holds.")
         return int(count)
+
+    def packed(self) -> bytes:
+        """The bytes that stand here, behind their number."""
+        end = self.at + COUNT.size + self.count()
+        data, self.at = self.data[self.at : end], end
+        return data
 
     def _names(self) -> tuple[str, ...]:
         names = self.literal()
@@ -228,12 +253,24 @@ class Reader:
         return lambda leaves: own.structure(child(leaves))
 
     def _pickled_static(self, tag: str) -> Build:
-        end = self.at + COUNT.size + self.count()
-        data, self.at = self.data[self.at : end], end
+        data = self.packed()
         if self._unpickle is None:
             raise ProtocolError("the peer sent code where only data is allowed.")
         value = self._unpickle(data)
         return lambda leaves: value
+
+    def _template(self, tag: str) -> Build:
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        self.literal()
+        unflatten = self._open_template(self.packed())
+        children = [self.node() for _ in range(self.count())]
+
+        def build(leaves: Iterator[Any]) -> Any:
+            found = [child(leaves) for child in children]
+            return found if type(leaves) is _NoData else unflatten(found)
+
+        return build
 
     def _scalar(self, tag: str) -> Build:
         return self._leaf(Leaf(tag))
@@ -270,6 +307,7 @@ _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "G": Reader._registered,
     "J": Reader._structure,
     "Q": Reader._pickled_static,
+    "V": Reader._template,
     "A": Reader._array,
     "K": Reader._array,
     "F": Reader._scalar,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -18,14 +18,16 @@ from jaxd_protocol.errors import ArgumentError, ProtocolError
 
 __all__ = [
     "INLINE_BYTES",
+    "NOWHERE",
     "Leaf",
     "Place",
+    "Placement",
     "aligned",
     "array_spec",
     "dtype_of",
     "itemsize_of",
     "load_spec",
-    "places",
+    "place_leaves",
     "read_scalar",
     "spec_bytes",
 ]
@@ -68,7 +70,7 @@ class Leaf(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a leaf's bytes lie: at `offset` of the blob, or in buffer number `buffer`."""
+    """Where a leaf's bytes lie: at `offset` of the blob, in buffer number `buffer`, or neither."""
 
     offset: int = -1
     buffer: int = -1
@@ -79,11 +81,48 @@ def aligned(offset: int) -> int:
     return (offset + _ROW - 1) // _ROW * _ROW
 
 
-def places(leaves: Sequence[Leaf]) -> tuple[list[Place], int, int]:
-    """The place of each leaf, the size of the blob and the number of buffers."""
+NOWHERE: Final = Place()
+"""The place of a leaf whose data is not in the message."""
+
+
+class Placement(NamedTuple):
+    """Where the data of some leaves lies in a message.
+
+    Attributes:
+        leaves: the leaves.
+        places: where each one's bytes lie.
+        blob_bytes: size of the blob.
+        buffers: number of buffers beside the message.
+    """
+
+    leaves: tuple[Leaf, ...]
+    places: tuple[Place, ...]
+    blob_bytes: int
+    buffers: int
+
+    def check(self, blob: bytes, buffers: Sequence[memoryview]) -> None:
+        """Proves that the data has the sizes that the leaves ask for.
+
+        Raises:
+            ProtocolError: when it has not; reading it would go beyond its end.
+        """
+        if len(blob) != self.blob_bytes or len(buffers) != self.buffers:
+            raise ProtocolError("a tree's data does not fit its skeleton.")
+        if not self.buffers:
+            return
+        for leaf, place in zip(self.leaves, self.places, strict=True):
+            if place.buffer >= 0 and leaf.tag in "AK" and len(buffers[place.buffer]) != leaf.nbytes:
+                raise ProtocolError("an array's buffer does not have the array's size.")
+
+
+def place_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Placement:
+    """Where the data of each leaf lies, of those whose numbers are not among the `absent`."""
     found: list[Place] = []
     end = buffer = 0
-    for leaf in leaves:
+    for number, leaf in enumerate(leaves):
+        if number in absent:
+            found.append(NOWHERE)
+            continue
         if leaf.tag == "P":
             found.append(Place(buffer=buffer))
             buffer += 1 + leaf.buffers
@@ -95,7 +134,7 @@ def places(leaves: Sequence[Leaf]) -> tuple[list[Place], int, int]:
         else:
             found.append(Place(offset=aligned(end)))
             end = aligned(end) + size
-    return found, end, buffer
+    return Placement(tuple(leaves), tuple(found), end, buffer)
 
 
 def read_scalar(tag: str, blob: bytes, offset: int) -> float | int | bool | complex:

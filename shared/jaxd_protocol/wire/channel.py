@@ -35,12 +35,14 @@ class BulkChannel(Channel):  # type: ignore[misc]
         admit: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(stream, compress=False)
-        self.reader = FrameReader(stream.receive_into, max_frame_bytes, admit)
+        self.reader = FrameReader(stream.receive_into, max_frame_bytes, admit, stream.arrivals)
         self.writer = FrameWriter(stream.send_some, max_frame_bytes)
 
-    def send(self, data: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    def send(
+        self, data: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+    ) -> None:
         """Sends one message; see `FrameWriter.write`."""
-        self.writer.write(data, buffers)
+        self.writer.write(data, buffers, descriptors)
 
     def recv(self) -> Frame:
         """The next message, consumed; see `FrameReader.peek` for what it raises."""

@@ -112,7 +112,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
         self.numbers = itertools.count(1)
 
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
-        """The peer calls `verb` of our root; `frame.buffers` hold its bulk data."""
+        """The peer calls `verb` of our root; what came beside the call is in `frame`."""
         raise NotImplementedError
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
@@ -120,15 +120,23 @@ class BulkConnection(Connection):  # type: ignore[misc]
         raise NotImplementedError
 
     def send_request(
-        self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview] = ()
+        self,
+        seq: int,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview] = (),
+        descriptors: Sequence[int] = (),
     ) -> None:
         """Calls `verb` of the peer's root; the answer comes to `on_reply`.
 
+        `descriptors` are open files for a peer that takes them; the caller closes its own.
+
         Raises:
             EOFError: when the connection broke.
+            InternalError: when open files cannot travel over this connection.
             LimitExceeded: when the message is too large.
         """
-        self._channel.send(encode_request(seq, verb, args), buffers)
+        self._channel.send(encode_request(seq, verb, args), buffers, descriptors)
 
     def send_reply(self, seq: int, value: Value, buffers: Sequence[memoryview] = ()) -> None:
         """Answers the peer's request `seq`; raises as `send_request` does."""

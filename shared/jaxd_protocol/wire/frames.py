@@ -1,13 +1,17 @@
-r"""The frame: rpyc's own, with raw buffers beside the body when flag 2 is set.
+r"""The frame: rpyc's own, with open files (flag 4) and raw buffers (flag 2) beside the body.
 
     !L length | !B flags | body (brine) | "\n"
-        [ !L count | count x !Q size | bytes of each buffer ]
+        [ flag 4: !L descriptors ]
+        [ flag 2: !L count | count x !Q size | bytes of each buffer ]
 
-A stock rpyc peer reads and writes frames with flags 0 and 1.
+The descriptors themselves come as SCM_RIGHTS with the first byte of the frame, over a Unix socket
+whose receiving end has said that it can take them. A stock rpyc peer reads and writes frames with
+flags 0 and 1.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -20,19 +24,24 @@ __all__ = [
     "END",
     "FLAG_BUFFERS",
     "FLAG_COMPRESSED",
+    "FLAG_DESCRIPTORS",
     "HEADER",
     "MAX_BODY_BYTES",
     "MAX_BUFFERS",
+    "MAX_DESCRIPTORS",
+    "Descriptors",
     "Frame",
     "inflate",
     "too_large",
     "too_many",
+    "too_many_descriptors",
 ]
 
 HEADER: Final = struct.Struct("!LB")
 END: Final = b"\n"
 FLAG_COMPRESSED: Final = 1
 FLAG_BUFFERS: Final = 2
+FLAG_DESCRIPTORS: Final = 4
 
 DEFAULT_MAX_FRAME_BYTES: Final = 8 << 30
 """Largest message, body and buffers together, that is sent or accepted: 8 GiB."""
@@ -41,14 +50,37 @@ MAX_BODY_BYTES: Final = 1 << 30
 """Largest body: trees, code and small arrays travel in it, large arrays beside it."""
 
 MAX_BUFFERS: Final = 1 << 16
+MAX_DESCRIPTORS: Final = 64
+"""Linux passes up to 253 at once; a receiver has to have room for them before they come."""
+
 MAX_INFLATED_BYTES: Final = 1 << 28
 """A compressed frame of a stock rpyc peer may inflate to 256 MiB, no further."""
 
 
+class Descriptors(list[int]):
+    """Open files that came with a message, in its order.
+
+    They are closed with the list. Whoever wants to keep one takes it out (`pop`), and closes it.
+    """
+
+    def __del__(self) -> None:
+        while self:
+            os.close(self.pop())
+
+
 class Frame(bytes):
-    """The body of one message, with the buffers that came beside it."""
+    """The body of one message, with what came beside it.
+
+    Attributes:
+        buffers: bulk data.
+        descriptors: open files, none of them inheritable.
+        announced: how many descriptors the sender has sent; more than there are when this process
+            may open no more files, or when something in between does not pass them on.
+    """
 
     buffers: Sequence[memoryview] = ()
+    descriptors: Descriptors = Descriptors()
+    announced: int = 0
 
 
 def too_large(size: int, limit: int) -> str:
@@ -64,6 +96,14 @@ def too_many(count: int) -> str:
     return (
         f"a message has {count:,} large arrays; {MAX_BUFFERS:,} is the limit. "
         "Join some of them, or send less at once."
+    )
+
+
+def too_many_descriptors(count: int) -> str:
+    """The text for a message with `count` descriptors."""
+    return (
+        f"a message has {count:,} open files beside it; {MAX_DESCRIPTORS} is the limit. "
+        "Send them with several messages."
     )
 
 

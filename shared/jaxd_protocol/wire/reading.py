@@ -13,23 +13,27 @@ from typing import Final
 
 from jaxd_protocol.buffers import allocate
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
+from jaxd_protocol.wire.descriptors import Arrivals
 from jaxd_protocol.wire.frames import (
     FLAG_BUFFERS,
     FLAG_COMPRESSED,
+    FLAG_DESCRIPTORS,
     HEADER,
     MAX_BODY_BYTES,
     MAX_BUFFERS,
+    MAX_DESCRIPTORS,
     Frame,
     inflate,
     too_large,
     too_many,
+    too_many_descriptors,
 )
 from jaxd_protocol.wire.spans import Span
 
 __all__ = ["FrameReader"]
 
 _READ_AHEAD: Final = 1 << 16
-_KNOWN_FLAGS: Final = FLAG_BUFFERS | FLAG_COMPRESSED
+_BESIDE: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
 
 ReceiveInto = Callable[[list[memoryview], list[int]], None]
 
@@ -76,6 +80,7 @@ class FrameReader:
         max_frame_bytes: larger messages are refused before memory is taken.
         admit: called with the size of a message before memory is taken for its buffers; it may
             block (back-pressure).
+        arrivals: where the stream keeps the descriptors that have come; without it, none may.
     """
 
     def __init__(
@@ -83,11 +88,16 @@ class FrameReader:
         receive_into: ReceiveInto,
         max_frame_bytes: int,
         admit: Callable[[int], None] | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.bytes_received = 0
         self._receive_into = receive_into
         self._admit = admit
+        self._arrivals = arrivals
+        self._flags = {0, FLAG_COMPRESSED, FLAG_BUFFERS}
+        if arrivals is not None:
+            self._flags |= {FLAG_DESCRIPTORS, _BESIDE}
         # read-ahead, first unconsumed byte in it, and what is being received or is ready
         self._at: tuple[_Ahead, int, Frame | _Body | _Bulk | None] = (
             _Ahead(bytearray(_READ_AHEAD)),
@@ -114,12 +124,20 @@ class FrameReader:
             else:
                 self._receive_buffers(phase)  # type: ignore[arg-type]
 
+    @property
+    def span(self) -> Span | None:
+        """What is coming in beside or as a large body, if anything is. From any thread."""
+        phase = self._at[2]
+        return phase if isinstance(phase, Span) else None
+
     def advance(self) -> None:
         """Consumes the message that `peek` returned."""
         ahead, start, phase = self._at
         if type(phase) is Frame:
             bulk = sum(map(len, phase.buffers)) if phase.buffers else 0
             self.bytes_received += len(phase) + bulk
+            if phase.announced and self._arrivals is not None:
+                self._arrivals.drop(phase.descriptors)
             self._at = (ahead, start, None)
 
     def has_input(self) -> bool:
@@ -134,7 +152,7 @@ class FrameReader:
         if have < HEADER.size:
             return self._fill(HEADER.size)
         length, flags = HEADER.unpack_from(ahead.data, start)
-        if flags & ~_KNOWN_FLAGS or flags == _KNOWN_FLAGS:
+        if flags not in self._flags:
             raise ProtocolError(f"unknown frame flags {flags}: the peer does not speak jaxd.")
         if length > min(MAX_BODY_BYTES, self.max_frame_bytes):
             raise LimitExceeded(too_large(length, min(MAX_BODY_BYTES, self.max_frame_bytes)))
@@ -144,8 +162,8 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         frame = Frame(ahead.view[start + HEADER.size : start + needed - 1])
-        if flags & FLAG_BUFFERS:
-            return self._open_bulk(frame, needed)
+        if flags & _BESIDE:
+            return self._open_beside(frame, flags, needed, 0)
         self._at = (ahead, start + needed, inflate(frame) if flags else frame)
         return None
 
@@ -161,13 +179,32 @@ class FrameReader:
     def _receive_body(self, body: _Body) -> None:
         self._receive(body)
         frame = Frame(body.view[:-1])
-        if body.flags & FLAG_BUFFERS:
-            return self._open_bulk(frame, 0)
+        if body.flags & _BESIDE:
+            return self._open_beside(frame, body.flags, 0, len(frame))
         ahead, start, _ = self._at
         self._at = (ahead, start, inflate(frame) if body.flags else frame)
         return None
 
-    def _open_bulk(self, frame: Frame, offset: int) -> None:
+    def _open_beside(self, frame: Frame, flags: int, offset: int, asked: int) -> None:
+        """Looks for what is beside the body, `offset` bytes behind `start`.
+
+        `asked` bytes of the message have been admitted with its body.
+        """
+        if not flags & FLAG_DESCRIPTORS or self._arrivals is None:
+            return self._open_bulk(frame, offset, asked)
+        ahead, start, _ = self._at
+        if sum(ahead.counts) - start < offset + 4:
+            return self._fill(offset + 4)
+        (frame.announced,) = struct.unpack_from("!L", ahead.data, start + offset)
+        if frame.announced > MAX_DESCRIPTORS:
+            raise LimitExceeded(too_many_descriptors(frame.announced))
+        frame.descriptors = self._arrivals.first()
+        if flags & FLAG_BUFFERS:
+            return self._open_bulk(frame, offset + 4, asked)
+        self._at = (ahead, start + offset + 4, frame)
+        return None
+
+    def _open_bulk(self, frame: Frame, offset: int, asked: int) -> None:
         """Reads the sizes that stand `offset` bytes behind `start`, and takes the memory."""
         ahead, start, _ = self._at
         have = sum(ahead.counts) - start
@@ -180,7 +217,7 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        bulk = _Bulk(frame, self._take_memory(sizes, len(frame), 0 if offset else len(frame)))
+        bulk = _Bulk(frame, self._take_memory(sizes, len(frame), asked))
         copied = bulk.fill(ahead.view[start + needed : start + have])
         self._at = (ahead, start + needed + copied, bulk)
         return None

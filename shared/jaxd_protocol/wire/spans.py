@@ -19,15 +19,17 @@ class Span:
     Attributes:
         counts: the bytes of each system call; appended to by that call itself, so that an
             interrupt cannot fall in between.
+        descriptors: open files that go out with the first byte.
     """
 
-    __slots__ = ("_ends", "_pieces", "counts", "total")
+    __slots__ = ("_ends", "_pieces", "counts", "descriptors", "total")
 
-    def __init__(self, pieces: Sequence[memoryview]) -> None:
+    def __init__(self, pieces: Sequence[memoryview], descriptors: Sequence[int] = ()) -> None:
         self._pieces = pieces
         self._ends = list(accumulate(map(len, pieces)))
         self.total = self._ends[-1] if pieces else 0
         self.counts: list[int] = []
+        self.descriptors = descriptors
 
     @property
     def moved(self) -> int:
@@ -44,6 +46,16 @@ class Span:
         begun = done - (self._ends[first - 1] if first else 0)
         if begun:
             pieces[0] = pieces[0][begun:]
+        return pieces
+
+    def next(self, most: int) -> list[memoryview]:
+        """As `rest`, but no more than so many bytes of it."""
+        pieces = []
+        for piece in self.rest():
+            pieces.append(piece[:most])
+            most -= len(piece)
+            if most <= 0:
+                break
         return pieces
 
     def fill(self, data: memoryview) -> int:

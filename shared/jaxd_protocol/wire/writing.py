@@ -12,11 +12,14 @@ from jaxd_protocol.errors import LimitExceeded
 from jaxd_protocol.wire.frames import (
     END,
     FLAG_BUFFERS,
+    FLAG_DESCRIPTORS,
     HEADER,
     MAX_BODY_BYTES,
     MAX_BUFFERS,
+    MAX_DESCRIPTORS,
     too_large,
     too_many,
+    too_many_descriptors,
 )
 from jaxd_protocol.wire.spans import Span
 
@@ -25,15 +28,17 @@ __all__ = ["FrameWriter"]
 _JOINED: Final = 1 << 15
 """Bodies up to 32 kB are joined with their header; a copy is cheaper than a longer vector."""
 
-SendSome = Callable[[list[memoryview], list[int]], None]
+_STEP_BYTES: Final = 1 << 20
+
+SendSome = Callable[[list[memoryview], list[int], Sequence[int]], None]
 
 
 class FrameWriter:
     """Writes whole frames, one at a time; any thread may use it.
 
     Args:
-        send_some: sends a part of the views and appends the count to a list; raises `EOFError`
-            when the connection broke.
+        send_some: sends a part of the views, with some descriptors, and appends the count to a
+            list; raises `EOFError` when the connection broke.
         max_frame_bytes: larger messages are refused before anything is sent.
     """
 
@@ -44,16 +49,28 @@ class FrameWriter:
         self._lock = threading.Lock()  # guards the socket's sending side and `_open`
         self._open: Span | None = None  # the frame that is going out
 
-    def write(self, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
-        """Sends one message; when it returns, `buffers` may be overwritten.
+    @property
+    def span(self) -> Span | None:
+        """What is going out, if anything is. From any thread."""
+        return self._open
+
+    def write(
+        self, body: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        """Sends one message.
+
+        When it returns, `buffers` may be overwritten and `descriptors` closed.
 
         Raises:
             EOFError: when the connection broke.
-            LimitExceeded: when the message is over the limit; nothing was sent then.
+            InternalError: when there are descriptors and they cannot travel.
+            LimitExceeded: when the message is over the limit.
+
+        Nothing was sent then, unless the connection broke.
 
         Interrupted by anything else, the message goes out whole or not at all.
         """
-        if not buffers and len(body) < _JOINED:
+        if not buffers and not descriptors and len(body) < _JOINED:
             return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
@@ -61,10 +78,13 @@ class FrameWriter:
             raise LimitExceeded(too_large(total, limit))
         if len(buffers) > MAX_BUFFERS:
             raise LimitExceeded(too_many(len(buffers)))
-        return self._write([memoryview(part) for part in _parts(body, buffers) if len(part)])
+        if len(descriptors) > MAX_DESCRIPTORS:
+            raise LimitExceeded(too_many_descriptors(len(descriptors)))
+        parts = _parts(body, buffers, len(descriptors))
+        return self._write([memoryview(part) for part in parts if len(part)], descriptors)
 
-    def _write(self, views: list[memoryview]) -> None:
-        span = Span(views)
+    def _write(self, views: list[memoryview], descriptors: Sequence[int] = ()) -> None:
+        span = Span(views, descriptors)
         try:
             with self._lock:  # no bytecode, so no interrupt, between taking it and the block
                 self._finish()  # what an interrupted thread left comes first
@@ -93,8 +113,9 @@ class FrameWriter:
         span = self._open
         if span is None:
             return
-        while rest := span.rest():
-            self._send_some(rest, span.counts)
+        # a system call returns when all is sent, or in an interrupt: smaller steps show progress
+        while rest := span.rest() if span.total <= _STEP_BYTES else span.next(_STEP_BYTES):
+            self._send_some(rest, span.counts, () if span.counts else span.descriptors)
         self.bytes_sent += span.total
         self._open = None
 
@@ -103,9 +124,14 @@ class FrameWriter:
             self._finish()
 
 
-def _parts(body: bytes, buffers: Sequence[memoryview]) -> list[bytes | memoryview]:
-    head = HEADER.pack(len(body), FLAG_BUFFERS if buffers else 0)
+def _parts(
+    body: bytes, buffers: Sequence[memoryview], descriptors: int
+) -> list[bytes | memoryview]:
+    flags = (FLAG_BUFFERS if buffers else 0) | (FLAG_DESCRIPTORS if descriptors else 0)
+    head = HEADER.pack(len(body), flags)
     tail = END
+    if descriptors:
+        tail += struct.pack("!L", descriptors)
     if buffers:
         sizes = map(len, buffers)
         tail += struct.pack(f"!L{len(buffers)}Q", len(buffers), *sizes)

@@ -95,7 +95,7 @@ def test_everything_is_built(
     )
     assert re.fullmatch(r"0 ready, 2 loaded, 1 compiled; \d\.\d+ s", summary)
     assert said.err == ""
-    assert all(asked.args[-1] & WARM for asked in server.of("call"))
+    assert all(asked.args[4] & WARM for asked in server.of("call"))
     assert len(server.asked) == 3
 
 

@@ -80,10 +80,10 @@ def decode(encoder: TreeEncoder) -> Any:
     """The tree again, from what would be sent."""
     layout = parse(encoder.skeleton)
     blob = encoder.blob
-    layout.check(blob, encoder.buffers)
+    layout.whole.check(blob, encoder.buffers)
     leaves = [
         _read(leaf, place, blob, encoder.buffers)
-        for leaf, place in zip(layout.leaves, layout.places, strict=True)
+        for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
     ]
     return layout.build(leaves)
 

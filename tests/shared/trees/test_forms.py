@@ -11,8 +11,9 @@ import pytest
 from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.statics import Statics
-from jaxd_protocol.trees import TreeEncoder
+from jaxd_protocol.trees import TreeEncoder, dump_literal
 from jaxd_protocol.trees.forms import Argument, argument_forms, shortened
+from jaxd_protocol.trees.layout import COUNT
 
 
 class Point(NamedTuple):
@@ -26,7 +27,7 @@ def forms(
     *args: Any, parameters: tuple[str, ...] = (), statics: Statics | None = None, **kwargs: Any
 ) -> dict[str, Argument]:
     """Those of a call, encoded as the client does."""
-    skeleton, _, _ = encode_arguments(args, kwargs, statics or Statics(), {})
+    skeleton = encode_arguments(args, kwargs, statics or Statics(), {})[0]
     return argument_forms(skeleton, parameters)
 
 
@@ -120,3 +121,27 @@ def test_shortened_is_one_line() -> None:
     """Cut off where it gets long."""
     assert shortened("a\n  b") == "a b"
     assert shortened("x" * 100) == "x" * 60 + "…"
+
+
+def template(outline: Any, content: bytes, *leaves: bytes) -> bytes:
+    """The skeleton of a call with one object, as a client with jax writes it."""
+    node = b"V" + dump_literal((outline, content)) + COUNT.pack(4) + b"code"
+    head = b"T" + COUNT.pack(2) + b"T" + COUNT.pack(1)
+    return head + node + COUNT.pack(len(leaves)) + b"".join(leaves) + b"D" + COUNT.pack(0)
+
+
+def test_an_object_that_jax_takes_apart_has_the_paths_of_its_leaves() -> None:
+    """What is packed of it stays closed."""
+    outline = ("State", ((".step", None), (".params", ("dict", (("['w']", None),), ()))), ("a", 1))
+    form = argument_forms(template(outline, b"content", b"I", b"F"))["0"].form
+    assert (str(form), form.text, form.identity) == ("State of 2", "('a', 1)", b"content")
+    assert [(path, str(leaf)) for path, leaf in form.leaves()] == [
+        (".step", "int"),
+        (".params['w']", "float"),
+    ]
+
+
+def test_an_object_with_fewer_leaves_than_it_says_is_refused() -> None:
+    """As anything else that cannot be read."""
+    with pytest.raises(ProtocolError):
+        argument_forms(template(("State", ((".a", None), (".b", None)), ()), b"", b"I"))

@@ -35,8 +35,8 @@ def test_a_layout_says_where_everything_lies() -> None:
     """In the order of the tree."""
     layout = parse(encode({"a": 1.0, "b": [LARGE, True], "c": "static"}).skeleton)
     assert [leaf.tag for leaf in layout.leaves] == ["F", "A", "B"]
-    assert [place.buffer for place in layout.places] == [-1, 0, -1]
-    assert (layout.blob_bytes, layout.buffers) == (17, 1)
+    assert [place.buffer for place in layout.whole.places] == [-1, 0, -1]
+    assert (layout.whole.blob_bytes, layout.whole.buffers) == (17, 1)
 
 
 def test_a_tree_is_built_from_any_leaves_as_often_as_one_likes() -> None:
@@ -94,14 +94,48 @@ def test_a_server_takes_code() -> None:
     skeleton = b"Q" + struct.pack("!I", len(data)) + data
     assert parse_skeleton(skeleton, find_class, pickle.loads).build([]) == [1, 2]
     layout = parse_skeleton(P, find_class, pickle.loads)
-    assert (layout.buffers, layout.leaves[0].buffers) == (3, 2)
+    assert (layout.whole.buffers, layout.leaves[0].buffers) == (3, 2)
+
+
+def template(*leaves: bytes) -> bytes:
+    """An object, as a client with jax writes it."""
+    return (
+        b"V" + dump_literal("outline") + count(4) + b"code" + count(len(leaves)) + b"".join(leaves)
+    )
+
+
+def test_an_object_is_made_of_its_template_and_its_leaves() -> None:
+    """The template is opened once, however often the tree is built."""
+    opened: list[bytes] = []
+
+    def open_template(data: bytes) -> Any:
+        opened.append(data)
+        return lambda leaves: (data, leaves)
+
+    skeleton = b"L" + count(2) + template(b"F", template(b"I")) + b"B"
+    layout = parse_skeleton(skeleton, find_class, pickle.loads, open_template=open_template)
+    for last in (True, False):
+        found = layout.build([1.5, 2, last])
+        assert found == [(b"code", [1.5, (b"code", [2])]), last]
+    assert opened == [b"code", b"code"]
+
+
+def test_an_outline_makes_no_objects() -> None:
+    """They are lists of their leaves: what stands for these may be no data."""
+
+    def refuse(_: list[Any]) -> Any:
+        raise AssertionError
+
+    skeleton = b"T" + count(2) + template(b"F", template(), b"I") + b"N"
+    layout = parse_skeleton(skeleton, find_class, bytes, open_template=lambda _: refuse)
+    assert layout.outline("ab") == (["a", [], "b"], None)
 
 
 def data_of(layout: Layout) -> tuple[bytes, list[memoryview]]:
     """Zeros of the right sizes."""
-    sizes = [leaf.nbytes for leaf, place in zip(layout.leaves, layout.places, strict=True)
+    sizes = [leaf.nbytes for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
              if place.buffer >= 0]  # fmt: skip
-    return bytes(layout.blob_bytes), [memoryview(bytes(size)) for size in sizes]
+    return bytes(layout.whole.blob_bytes), [memoryview(bytes(size)) for size in sizes]
 
 
 @given(trees)
@@ -109,7 +143,7 @@ def test_data_of_another_size_is_refused(tree: Any) -> None:
     """Too little would be read beyond its end, too much is not what the skeleton describes."""
     layout = parse(encode(tree).skeleton)
     blob, buffers = data_of(layout)
-    layout.check(blob, buffers)
+    layout.whole.check(blob, buffers)
     wrong = [(blob + b"\0", buffers), (blob, [*buffers, memoryview(b"")])]
     if blob:
         wrong.append((blob[:-1], buffers))
@@ -119,7 +153,7 @@ def test_data_of_another_size_is_refused(tree: Any) -> None:
         wrong += [(blob, [*buffers[:n], other, *buffers[n + 1 :]]) for other in others]
     for some_blob, some_buffers in wrong:
         with pytest.raises(ProtocolError):
-            layout.check(some_blob, some_buffers)
+            layout.whole.check(some_blob, some_buffers)
 
 
 def count(n: int) -> bytes:
@@ -179,4 +213,4 @@ def test_garbage_is_refused_in_our_own_words(skeleton: bytes) -> None:
     except ProtocolError:
         return
     with pytest.raises(ProtocolError):
-        layout.check(bytes(layout.blob_bytes + 1), [])
+        layout.whole.check(bytes(layout.whole.blob_bytes + 1), [])

@@ -15,7 +15,7 @@ from jaxd_protocol.trees.leaves import (
     dtype_of,
     itemsize_of,
     load_spec,
-    places,
+    place_leaves,
     spec_bytes,
 )
 from tests.shared.trees.samples import DTYPES
@@ -25,10 +25,10 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
     """The place of each follows from the leaves alone."""
     small, large = Leaf("A", "float32", (3,)), Leaf("A", "float32", (5000,))
     at_the_limit = Leaf("A", "uint8", (INLINE_BYTES,))
-    found, blob_bytes, buffers = places(
+    _, found, blob_bytes, buffers = place_leaves(
         [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
     )
-    assert found == [
+    assert list(found) == [
         Place(offset=0),
         Place(offset=16),
         Place(buffer=0),
@@ -38,7 +38,7 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
         Place(buffer=4),
     ]
     assert (blob_bytes, buffers) == (48 + INLINE_BYTES, 5)
-    assert places([]) == ([], 0, 0)
+    assert place_leaves([]) == ((), (), 0, 0)
 
 
 @pytest.mark.parametrize("value", [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import struct
 import threading
@@ -15,14 +17,51 @@ Sent = tuple[bytes, tuple[bytes, ...]]
 """A body and the buffers beside it."""
 
 
-def frame_bytes(body: bytes, buffers: Sequence[bytes] = (), *, compressed: bool = False) -> bytes:
+def frame_bytes(
+    body: bytes,
+    buffers: Sequence[bytes] = (),
+    *,
+    compressed: bool = False,
+    descriptors: int = 0,
+) -> bytes:
     """One frame as it stands on the wire."""
-    flags = 2 if buffers else int(compressed)
+    flags = 2 * bool(buffers) + 4 * bool(descriptors) + compressed
     data = zlib.compress(body, 1) if compressed else body
     frame = struct.pack("!LB", len(data), flags) + data + b"\n"
+    if descriptors:
+        frame += struct.pack("!L", descriptors)
     if buffers:
         frame += struct.pack(f"!L{len(buffers)}Q", len(buffers), *map(len, buffers))
     return frame + b"".join(buffers)
+
+
+@contextmanager
+def open_files(count: int) -> Iterator[list[int]]:
+    """Descriptors of different files; the reading end of a pipe each."""
+    pipes = [os.pipe() for _ in range(count)]
+    try:
+        yield [reading for reading, _ in pipes]
+    finally:
+        for pipe in pipes:
+            os.close(pipe[0])
+            os.close(pipe[1])
+
+
+def file_of(descriptor: int) -> int:
+    """What is the same for all descriptors of one file."""
+    return os.fstat(descriptor).st_ino
+
+
+def count_open() -> int:
+    """How many descriptors this process has open, after those that nobody holds were closed."""
+    gc.collect()
+    return len(os.listdir("/dev/fd"))
+
+
+def send_with(sock: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """All of the bytes; the descriptors with the first of them."""
+    sent = socket.send_fds(sock, [data], descriptors) if descriptors else 0
+    sock.sendall(data[sent:])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from jaxd_protocol.wire.connection import (
     encode_request,
 )
 from tests.ids import stable_id
-from tests.shared.wire.by_hand import streams
+from tests.shared.wire.by_hand import file_of, open_files, streams
 
 
 class Recorder(BulkConnection):
@@ -124,6 +124,19 @@ def test_the_fast_and_the_general_way_read_the_same_reply(seq: int, value: Any) 
     frame = Frame(encode_reply(seq, value))
     assert _parse(frame) == (consts.MSG_REPLY, seq, (consts.LABEL_VALUE, value))
     assert _usual_message(frame) == (None, seq, value)
+
+
+def test_a_request_takes_open_files_along(ends: tuple[Recorder, Recorder]) -> None:
+    """To an end that expects them."""
+    ours, theirs = ends
+    theirs._channel.stream.expect_descriptors()
+    channel = BulkChannel(theirs._channel.stream)
+    with open_files(1) as numbers:
+        ours.send_request(1, "call", (b"key",), [memoryview(b"array")], numbers)
+        frame = channel.recv()
+        theirs.dispatch(frame)
+        assert theirs.seen == [("request", 1, "call", (b"key",), b"array")]
+        assert list(map(file_of, frame.descriptors)) == list(map(file_of, numbers))
 
 
 def test_other_verbs_take_the_general_way(end: Recorder) -> None:

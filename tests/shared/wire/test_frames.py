@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import zlib
 
 import pytest
@@ -7,7 +8,15 @@ from rpyc.core.channel import Channel
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 from jaxd_protocol.wire import Frame, frames
-from jaxd_protocol.wire.frames import FLAG_COMPRESSED, HEADER, inflate, too_large, too_many
+from jaxd_protocol.wire.frames import (
+    FLAG_COMPRESSED,
+    HEADER,
+    Descriptors,
+    inflate,
+    too_large,
+    too_many,
+    too_many_descriptors,
+)
 
 
 def test_the_header_is_the_one_of_rpyc() -> None:
@@ -23,6 +32,18 @@ def test_a_frame_is_bytes_without_buffers_until_it_gets_some() -> None:
     one.buffers = (memoryview(b"1"),)
     assert one == other == b"one"
     assert other.buffers == ()
+
+
+def test_descriptors_are_closed_with_the_message_that_holds_them() -> None:
+    """But not those that were taken out."""
+    reading, writing = os.pipe()
+    frame = Frame(b"")
+    frame.descriptors = Descriptors([reading, writing])
+    assert frame.descriptors.pop() == writing
+    del frame
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reading)
+    os.close(writing)
 
 
 def test_a_compressed_frame_is_inflated() -> None:
@@ -53,7 +74,8 @@ def test_a_compressed_frame_that_is_cut_short_is_refused(cut: int) -> None:
 
 
 def test_a_message_over_the_limit_says_what_to_do() -> None:
-    """Both texts name the size, the limit and the way out."""
+    """The texts name the size, the limit and the way out."""
     assert "9,000 bytes is over the limit of 8,000" in too_large(9000, 8000)
     assert "--max-frame-bytes" in too_large(9000, 8000)
     assert "70,000 large arrays; 65,536" in too_many(70_000)
+    assert "70 open files beside it; 64" in too_many_descriptors(70)

@@ -36,3 +36,12 @@ def test_no_more_pieces_than_a_system_call_takes() -> None:
     """The kernel takes 1,024."""
     span = Span([memoryview(b"x")] * 2000)
     assert len(span.rest()) < 1024
+
+
+@given(sizes, steps, st.integers(1, 30))
+def test_a_step_is_the_beginning_of_the_rest(sizes: list[int], steps: list[int], most: int) -> None:
+    """As much of it as was asked for."""
+    span = Span([memoryview(bytes(range(size))) for size in sizes])
+    for step in steps:
+        assert b"".join(span.next(most)) == b"".join(span.rest())[:most]
+        span.counts.append(min(step, span.total - span.moved))

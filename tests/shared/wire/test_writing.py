@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import os
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 
 import pytest
 
-from jaxd_protocol.errors import LimitExceeded
-from jaxd_protocol.wire import BulkStream, spans, stream, writing
-from jaxd_protocol.wire.frames import MAX_BUFFERS
+from jaxd_protocol.errors import InternalError, LimitExceeded
+from jaxd_protocol.wire import BulkChannel, BulkStream, spans, stream, writing
+from jaxd_protocol.wire.frames import MAX_BUFFERS, MAX_DESCRIPTORS
 from jaxd_protocol.wire.reading import FrameReader
 from jaxd_protocol.wire.writing import FrameWriter
-from tests.shared.wire.by_hand import Sent, frame_bytes, streams
+from tests.shared.wire.by_hand import Sent, file_of, frame_bytes, open_files, streams
 from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
 from tests.shared.wire.test_reading import read_all, received
 
@@ -31,7 +33,11 @@ def write_all(writer: FrameWriter, sent: list[Sent]) -> None:
 
 def a_little_of(outgoing: BulkStream, at_once: int = 40) -> writing.SendSome:
     """As a socket whose buffer is nearly full."""
-    return lambda views, sent: outgoing.send_some([views[0][:at_once]], sent)
+
+    def send_some(views: list[memoryview], sent: list[int], descriptors: Sequence[int]) -> None:
+        outgoing.send_some([views[0][:at_once]], sent, descriptors)
+
+    return send_some
 
 
 @contextmanager
@@ -114,11 +120,56 @@ def test_an_interrupted_message_goes_out_whole_or_not_at_all(small: bool) -> Non
             return
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small parts", "at once"])
+def test_an_interrupted_message_takes_its_open_files_along_exactly_once(small: bool) -> None:
+    """Or stays behind with them."""
+    outcomes = set()
+    with open_files(3) as numbers:
+        names = list(map(file_of, numbers))
+        for n in count(1):
+            with streams() as (outgoing, incoming):
+                incoming.expect_descriptors()
+                writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
+                with Interrupt(n, writing, spans, stream, after=HANDLES_SIGNALS) as interrupt:
+                    try:
+                        writer.write(b"two" * 50, [memoryview(b"1" * 50)], numbers[:2])
+                    except KeyboardInterrupt:
+                        assert interrupt.fired
+                writer.write(b"one", (), numbers[2:])
+                outgoing.close()
+                channel = BulkChannel(incoming)
+                found = []
+                with suppress(EOFError):
+                    while True:
+                        found.append(list(map(file_of, channel.recv().descriptors)))
+            outcomes.add(len(found))
+            assert found in ([names[2:]], [names[:2], names[2:]]), n
+            if not interrupt.fired:
+                assert outcomes == {1, 2}
+                return
+
+
+@pytest.mark.parametrize("buffers", [(), (b"one", b"x" * 70_000)], ids=["none", "some"])
+def test_open_files_go_out_with_the_first_byte(buffers: tuple[bytes, ...]) -> None:
+    """And stand in the frame before the buffers."""
+    with streams() as (outgoing, incoming), open_files(2) as numbers:
+        writer = FrameWriter(a_little_of(outgoing, 1000), LIMIT)
+        writer.write(b"body", [memoryview(buffer) for buffer in buffers], numbers)
+        outgoing.close()
+        found, received, _, _ = socket.recv_fds(incoming.sock, 1, 9)
+        assert list(map(file_of, received)) == list(map(file_of, numbers))
+        for descriptor in received:
+            os.close(descriptor)
+        while part := incoming.sock.recv(1 << 20):
+            found += part
+    assert found == frame_bytes(b"body", buffers, descriptors=2)
+
+
 def test_the_rest_of_an_interrupted_message_needs_no_other_message() -> None:
     """Its reader does not hang on half of it."""
     interrupts = iter([KeyboardInterrupt])
 
-    def send_some(views: list[memoryview], sent: list[int]) -> None:
+    def send_some(views: list[memoryview], sent: list[int], _: Sequence[int]) -> None:
         outgoing.send_some([views[0][:10]], sent)
         for interrupt in interrupts:
             raise interrupt
@@ -177,6 +228,27 @@ def test_a_message_over_the_limit_is_refused_and_nothing_is_sent(
         writer = FrameWriter(outgoing.send_some, 39_999)
         with pytest.raises(LimitExceeded):
             writer.write(body, buffers)
+        write(writer, BEHIND)
+        assert result() == [BEHIND]
+
+
+def test_too_many_open_files_are_refused_and_nothing_is_sent() -> None:
+    """As above."""
+    with written() as (outgoing, result):
+        writer = FrameWriter(outgoing.send_some, LIMIT)
+        with pytest.raises(LimitExceeded, match="65 open files"):
+            writer.write(b"", (), [0] * (MAX_DESCRIPTORS + 1))
+        write(writer, BEHIND)
+        assert result() == [BEHIND]
+
+
+def test_open_files_that_cannot_travel_are_refused_and_nothing_is_sent() -> None:
+    """It is a mistake of ours to try: the connection goes on as before."""
+    with written() as (outgoing, result):
+        outgoing.passes_descriptors = False
+        writer = FrameWriter(outgoing.send_some, LIMIT)
+        with pytest.raises(InternalError, match="cannot travel"):
+            writer.write(b"", (), [0])
         write(writer, BEHIND)
         assert result() == [BEHIND]
 

@@ -1,0 +1,46 @@
+"""A training loop whose step one decorator or the other runs: `training_loop jit`, `… ADDRESS`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+
+from benchmarks.answering import answer_requests, together
+from benchmarks.programs.training import Training, train_step
+from jaxd import Client, connect
+
+WARM_UP = 20
+
+
+def bytes_per_step(
+    training: Training, client: Client, counter: Literal["bytes_received", "bytes_sent"], steps: int
+) -> float:
+    """What the server counts while it trains, by step."""
+    before: int = getattr(client.statistics(), counter)
+    training.run(steps)
+    after: int = getattr(client.statistics(), counter)
+    return (after - before) / steps
+
+
+def main() -> None:
+    """Measures until the input closes."""
+    if sys.argv[1] == "jit":
+        training = Training(jax.jit(train_step, donate_argnums=0))
+        measurements: dict[str, Callable[[int], Any]] = {}
+    else:
+        client = connect(sys.argv[1])
+        training = Training(client.persistent_call(train_step, donate_argnums=0))
+        count = partial(bytes_per_step, training, client)
+        measurements = {"sent": partial(count, "bytes_received")}
+        measurements["received"] = partial(count, "bytes_sent")
+    training.run(WARM_UP)
+    measurements["loss"] = lambda _: training.losses[1]
+    answer_requests(measurements | {"step": together(training.run)})
+
+
+if __name__ == "__main__":
+    main()

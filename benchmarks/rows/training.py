@@ -1,0 +1,101 @@
+"""A plain training loop, against the same with `jax.jit`: steps, and bytes moved for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
+from benchmarks.processes import Driver
+from benchmarks.stage import Stage
+
+__all__ = ["TRAINING", "TRAINING_BYTES"]
+
+_NEEDS: Final = ("jax", "flax", "optax")
+_JAXD: Final = ("jaxd", *_NEEDS)
+_MESSAGES: Final = 1 << 14
+"""Bytes of a step that are neither batch nor loss: where the state lies, and what it is."""
+
+Link = Literal["unix", "tcp", "slow"]
+
+
+def _driver(stage: Stage, where: str) -> Driver:
+    """One that has trained for a while, and computes what the others do."""
+    token = stage.own_server().token_file if "://" in where else ""
+    driver = stage.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token)
+    stage.agree("loss of the tenth step", driver.figure("loss", 1))
+    return driver
+
+
+def _jit(stage: Stage) -> Sampler:
+    driver = _driver(stage, "jit")
+    return lambda: driver.seconds("step", stage.sizes.steps)
+
+
+def _jaxd(link: Link, what: str) -> Callable[[Stage], Sampler]:
+    def start(stage: Stage) -> Sampler:
+        driver = _driver(stage, _address(stage, link))
+        steps = stage.sizes.steps // 4 if link == "slow" else stage.sizes.steps
+        return lambda: driver.figure(what, max(1, steps))
+
+    return start
+
+
+def _address(stage: Stage, link: Link) -> str:
+    server = stage.own_server()
+    if link == "slow":
+        port = server.tcp.rpartition(":")[2]
+        return f"tcp://127.0.0.1:{stage.service('benchmarks.slow_link', port)['port']}"
+    return server.unix if link == "unix" else server.tcp
+
+
+TRAINING: Final = Row(
+    name="training",
+    title="Training loop of flax and optax, 200 arrays of state, seconds per step",
+    variants=(
+        Variant("jax.jit", _jit, _NEEDS),
+        Variant("jaxd", _jaxd("unix", "step"), _JAXD),
+        Variant("jaxd, TCP", _jaxd("tcp", "step"), _JAXD),
+        Variant("jaxd, 100 Mbit/s", _jaxd("slow", "step"), _JAXD),
+    ),
+    comparisons=(
+        Comparison(
+            "steps per second: jaxd / jax.jit", ("jax.jit",), ("jaxd",), Target("at least", 0.95)
+        ),
+        Comparison("steps per second: jaxd, TCP / jax.jit", ("jax.jit",), ("jaxd, TCP",), None),
+        Comparison(
+            "steps per second: jaxd, 100 Mbit/s / jax.jit",
+            ("jax.jit",),
+            ("jaxd, 100 Mbit/s",),
+            None,
+        ),
+    ),
+)
+
+# Written here as well, because who has no flax cannot import the program; a test compares them.
+BATCH_BYTES: Final = 64 * (128 + 1) * 4
+_LOSS_BYTES: Final = 4
+
+
+def _budget(name: str, content: str, nbytes: int) -> Comparison:
+    text = f"{name} / ({content} + 16 kB)"
+    return Comparison(text, (name,), (), Target("at most", 1), nbytes + _MESSAGES)
+
+
+TRAINING_BYTES: Final = Row(
+    name="training-bytes",
+    title="Bytes moved for each of its steps",
+    variants=(
+        Variant("to the server", _jaxd("unix", "sent"), _JAXD),
+        Variant("from the server", _jaxd("unix", "received"), _JAXD),
+        Variant("to the server, 100 Mbit/s", _jaxd("slow", "sent"), _JAXD),
+        Variant("from the server, 100 Mbit/s", _jaxd("slow", "received"), _JAXD),
+    ),
+    comparisons=(
+        _budget("to the server", "batch", BATCH_BYTES),
+        _budget("from the server", "loss", _LOSS_BYTES),
+        _budget("to the server, 100 Mbit/s", "batch", BATCH_BYTES),
+        _budget("from the server, 100 Mbit/s", "loss", _LOSS_BYTES),
+    ),
+    unit="B",
+)

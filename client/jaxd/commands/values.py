@@ -1,0 +1,80 @@
+"""`jaxd values`: which arrays stay on a server, and how much room they take."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jaxd.caller import Caller
+from jaxd.client import Client
+from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.words import ago, cut, duration
+from jaxd.settings import Settings
+from jaxd.why import asked_server
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.terminal import size, table
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "list the arrays that stay on the server, and who holds them"
+EXAMPLE = "jaxd values --json"
+
+_NO_SERVER: Final = 3
+_WIDEST: Final = 40
+
+Row = Mapping[str, Any]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_server_option(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+
+    Raises:
+        JaxdError: when a server runs but does not tell us.
+    """
+    try:
+        settings = Settings.resolve(server=arguments.server)
+        with Client(asked_server(Caller(settings))) as client:
+            report = client.caller.ask("values")
+            server = str(client.caller.address)
+    except NoServer as error:
+        print(f"jaxd: {error}", file=sys.stderr)
+        return _NO_SERVER
+    if arguments.json:
+        print_json({"server": server, **report})
+    else:
+        print(_text(report["holders"], report["totals"]))
+    return 0
+
+
+def _text(rows: Sequence[Row], totals: Row) -> str:
+    if not rows:
+        return "no arrays stay on the server"
+    count = "1 array" if totals["values"] == 1 else f"{totals['values']:,} arrays"
+    limit = f" of {size(totals['limit_bytes'])}" if totals["limit_bytes"] else ""
+    head = ("what", "arrays", "size", "oldest", "ends in")
+    return f"{table([head, *map(_cells, rows)])}\n{count}, {size(totals['bytes'])}{limit}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        cut(row["what"], _WIDEST),
+        "" if row["values"] is None else f"{row['values']:,}",
+        size(row["bytes"]),
+        "" if row["age_s"] is None else ago(row["age_s"]),
+        _end(row),
+    )
+
+
+def _end(row: Row) -> str:
+    """When it goes: a name with its time, the rest with the process that holds it."""
+    if row["ttl_s"] is not None:
+        return duration(max(0.0, float(row["ttl_s"])))
+    return "never" if row["name"] is not None else ""

@@ -1,0 +1,87 @@
+"""Values that nobody here holds any more: told to the server along with calls, or soon after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final
+
+from jaxd_protocol.elsewhere import pack_ids, unpack_ids
+
+__all__ = ["Drops"]
+
+_MAX_TOLD: Final = 4096
+_BATCH_S: Final = 0.05
+"""How long what goes may wait for a call that takes the news along."""
+
+
+class Drops:
+    """Collects ids of values. Thread-safe.
+
+    Args:
+        tell: sends the ids to the server by themselves; False when nobody is there any more.
+    """
+
+    def __init__(self, tell: Callable[[bytes], bool]) -> None:
+        self._tell = tell
+        self._gone: deque[int] = deque()
+        self._told: deque[int] = deque(maxlen=_MAX_TOLD)
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._is_awake = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, id: int) -> None:  # noqa: A002
+        """Takes note of one. From any thread, and in a garbage collection: nothing is locked."""
+        self._gone.append(id)
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake.put(True)  # written in C: a collection in between does no harm
+
+    def take(self) -> bytes:
+        """What to tell the server along with a call."""
+        return pack_ids(self._drain()) if self._gone else b""
+
+    def put_back(self, ids: bytes) -> None:
+        """These could not be told: they go with the next call, or with what goes next."""
+        self._gone.extend(unpack_ids(ids))
+
+    def start(self) -> None:
+        """From now on, what no call takes along is told all the same."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="jaxd-drops", daemon=True)
+            self._thread.start()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the values are the parent's, and so is the thread."""
+        self._gone = deque(maxlen=0)
+        self._is_awake = True
+
+    def _drain(self) -> list[int]:
+        found: list[int] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._gone.popleft())
+        self._told.extend(found)
+        return found
+
+    def again(self) -> None:
+        """A connection was lost, and perhaps what was told over it: it is told once more.
+
+        To let go of a value twice does no harm: no id is used twice.
+        """
+        told = list(self._told)
+        self._told.clear()
+        for each in told:
+            self.add(each)
+
+    def _run(self) -> None:
+        while self._wake.get():
+            time.sleep(_BATCH_S)
+            self._is_awake = False
+            gone = self._drain()
+            if gone and not self._tell(pack_ids(gone)):
+                return

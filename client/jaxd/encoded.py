@@ -1,0 +1,89 @@
+"""A call, ready to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxd_protocol.calls import MAY_REPEAT, ON_VALUES, STRICT
+from jaxd_protocol.elsewhere import Row, Stay, pack_rows
+
+if TYPE_CHECKING:
+    from jaxd.identity import Spec
+    from jaxd.remote_array import RemoteArray
+    from jaxd.results import ResultsAs
+
+__all__ = ["Encoded"]
+
+
+class Encoded(NamedTuple):
+    """A call ready to be sent.
+
+    Attributes:
+        spec: what is called.
+        skeleton, blob, buffers: the arguments; buffers are views of the caller's arrays.
+        timeout_s: seconds until the caller gives up, or None.
+        results: in which form the caller wants the result.
+        strict: whether packages that differ on the server are an error.
+        rows: where the data lies of the arrays on the server.
+        values: the arrays on the server that it takes, by leaf.
+        owners: for each buffer the number of its leaf; -1 when that is no plain array, and
+            shorter than `buffers` where none is.
+        stay: what of the result is to stay on the server; None: nothing.
+        sources: the arrays of jax whose data is in a buffer, by leaf.
+        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+    """
+
+    spec: Spec
+    skeleton: bytes
+    blob: bytes
+    buffers: Sequence[memoryview]
+    timeout_s: float | None
+    results: ResultsAs
+    strict: bool = False
+    rows: Sequence[Row] = ()
+    values: dict[int, RemoteArray] = {}  # noqa: RUF012  never written to
+    owners: Sequence[int] = ()
+    stay: Stay | None = None
+    sources: Mapping[int, Any] = {}
+    heads: Mapping[int, bytes] = {}
+
+    def message(
+        self,
+        rows: Sequence[Row] = (),
+        acked: int = 0,
+        drops: bytes = b"",
+        skeleton: bytes | None = None,
+        more_flags: int = 0,
+    ) -> tuple[Any, ...]:
+        """The arguments of the request `call`.
+
+        Args:
+            rows: where the data lies that is not in the message.
+            acked: calls on values with smaller numbers have been answered.
+            drops: ids of values that nobody here holds any more.
+            skeleton: what stands for the skeleton; by default itself.
+            more_flags: flags beside those of every call.
+        """
+        flags = (
+            more_flags
+            | MAY_REPEAT
+            | (STRICT if self.strict else 0)
+            | (ON_VALUES if self.values else 0)
+        )
+        told = b"" if self.stay is None else self.stay.to_bytes(acked)
+        elsewhere = pack_rows(rows) if rows else b""
+        return (
+            self.spec.key,
+            skeleton or self.skeleton,
+            self.blob,
+            self.timeout_s,
+            flags,
+            told,
+            elsewhere,
+            drops,
+        )
+
+    def without_data(self) -> Encoded:
+        """The same, once its data is not needed any more."""
+        return self._replace(blob=b"", buffers=(), rows=(), values={}, sources={})

@@ -1,0 +1,191 @@
+"""One server, and the connection to it: made when needed, and made again when it was lost."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jaxd.forking import forget_after_fork
+from jaxd.notices import Notices
+from jaxd.progress import Progress
+from jaxd.remote_values import RemoteValues
+from jaxd.routes import Routes, shared_pool
+from jaxd.sent_before import SentBefore
+from jaxd.settings import Settings
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
+from jaxd_protocol.failures import rebuild_failure
+
+if TYPE_CHECKING:
+    from jaxd.pending import Answers
+    from jaxd.transport import ClientConnection
+
+__all__ = ["Link"]
+
+
+class Link:
+    """One server, as seen from this process. Thread-safe; connects when first used.
+
+    Args:
+        settings: where the server is and how to prove who we are.
+        answers: who answers what the server asks.
+
+    Attributes:
+        address: where it was found; None before the first connection.
+        session: the server's name for this client, kept over connections.
+        remote: what this process has on the server in that session.
+        window: has a place for each submitted call that the server takes from one connection.
+        progress: shows how far long calls are.
+        notices: says what the server has to say of calls.
+        routes: how large arrays travel.
+    """
+
+    def __init__(self, settings: Settings, answers: Answers) -> None:
+        self.settings = settings
+        self._answers = answers
+        self.progress = Progress()
+        self.notices = Notices()
+        self.routes = Routes(shared_pool())
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the connection without ending it, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards connecting
+        self._connection: ClientConnection | None = None
+        self._left: list[ClientConnection] = []
+        self.window: threading.BoundedSemaphore | None = None
+        self.address: Address | None = None
+        self.session: str | None = None
+        self.remote: RemoteValues | None = None
+        self._sent_before: SentBefore | None = None
+        self._says_goodbye = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is an open connection now."""
+        return self._connection is not None and self._connection.alive
+
+    def close(self) -> None:
+        """Ends the connection; the next call makes another."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.retire()
+
+    def values(self) -> RemoteValues:
+        """What this process has on the server."""
+        if self.remote is None:
+            self.connection()
+        assert self.remote is not None
+        return self.remote
+
+    def drops(self) -> bytes:
+        """What to tell the server along with a call."""
+        return b"" if self.remote is None else self.remote.drops.take()
+
+    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+        """Sends a message without a reply if there is a connection; whether it is of any use."""
+        connection = self._connection
+        if remote is not self.remote:
+            return False
+        if connection is not None:
+            with suppress(JaxdError):
+                connection.tell(verb, args)
+        return True
+
+    def say_goodbye(self) -> None:
+        """This process ends: what it has on the server is of no use any more."""
+        if self.remote is not None:
+            self.tell(self.remote, "bye")
+
+    def connection(self, fresh: bool = False) -> ClientConnection:
+        """The open connection; made, or made anew, when there is none.
+
+        Args:
+            fresh: look first whether the server has ended it while it was idle; for what cannot
+                be sent twice.
+
+        Raises:
+            NoServer: when no server can be found, started or reached.
+            AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
+        """
+        connection = self._connection
+        if fresh and connection is not None:
+            connection.check()
+        if connection is not None and connection.alive:
+            return connection
+        with self._lock:
+            if self._connection is None or not self._connection.alive:
+                try:
+                    self._connection = self._connect()
+                except ProtocolError:
+                    if not self._left:
+                        raise
+                    self._connection = self._connect()  # that was the old worker, at its very end
+                for left in self._left:
+                    left.check()  # the worker behind it has ended by now
+                self._left = [left for left in self._left if left.alive]
+            return self._connection
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Makes no more calls over a connection whose worker is being replaced.
+
+        Those that are open on it are still answered.
+        """
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+                self._left.append(connection)
+
+    def _connect(self) -> ClientConnection:
+        from jaxd.connecting import open_connection  # imports rpyc: only a first call needs it
+        from jaxd.discovery import find_server
+
+        self.address = find_server(self.settings)
+        connection, welcome = open_connection(
+            self.address, self.settings, self.session, self._answers
+        )
+        if self.remote is not None and self.session == welcome["session"]:
+            self.remote.drops.again()
+        else:
+            self.session = welcome["session"]
+            self.remote = RemoteValues(self, self.session, str(self.address))
+            self._sent_before = SentBefore(
+                self.remote.drops, self.address, compress=self.settings.compress
+            )
+            if not self._says_goodbye:
+                self._says_goodbye = True
+                atexit.register(_say_goodbye, weakref.ref(self))
+        connection.sent_before = self._sent_before
+        connection.on_transfer = self.progress.transfer
+        self.window = threading.BoundedSemaphore(int(welcome["slots"]))
+        self.notices.compare(welcome["peer"].versions)
+        return connection
+
+    def ask(self, verb: str, *args: Any) -> dict[str, Any]:
+        """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
+
+        Raises:
+            NoServer: when it cannot be reached.
+            JaxdError: what it says instead of an answer.
+        """
+        try:
+            value, _ = self.connection().request(verb, args)
+        except ConnectionLost:
+            value, _ = self.connection().request(verb, args)
+        if value[0] == FAILED:
+            raise rebuild_failure(value[1])
+        report: dict[str, Any] = json.loads(value)
+        return report
+
+
+def _say_goodbye(of: weakref.ref[Link]) -> None:
+    link = of()
+    if link is not None:
+        link.say_goodbye()

@@ -1,0 +1,304 @@
+"""Arrays that stay on the server until they are touched here."""
+
+from __future__ import annotations
+
+import copy as copies
+import math
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Final, NoReturn, Protocol, Self
+
+from jaxd.array_like import ArrayLike, touched
+from jaxd.indexing import basic_index
+from jaxd.jax_leaves import array_class, key_dtype, leaf_class
+from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
+from jaxd.lazy import LazyArray
+from jaxd_protocol.errors import ValueDeleted
+from jaxd_protocol.trees import Leaf
+from jaxd_protocol.trees.leaves import dtype_of, itemsize_of
+
+__all__ = ["Keeper", "RemoteArray", "by_handle"]
+
+by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
+    "by_handle", default=None
+)
+"""What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
+
+
+class Keeper(Protocol):
+    """Who has the data of arrays on the server."""
+
+    @property
+    def where(self) -> str:
+        """The server's address, for people."""
+
+    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+        """All bytes in C order, waited for; without `copy` they may lie in shared memory.
+
+        Raises:
+            Exception: what the call raised that was to compute the array.
+        """
+
+    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def wait(self, array: RemoteArray) -> None:
+        """Returns when the array is computed.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def delete(self, array: RemoteArray) -> None:
+        """Frees the array now, whoever else holds it."""
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """Takes note that nobody here holds the array. Called in a garbage collection."""
+
+
+class RemoteArray(ArrayLike):
+    """An array that lies on the server, and comes home when it is touched.
+
+    It behaves as the array itself: as a `jax.Array`, of which it is an instance, in a process that
+    has imported jax; else as a numpy array. It cannot be changed. Shape, dtype and `repr` move
+    nothing, `h[10:20]` only these rows; everything else brings the array home once and keeps it.
+    Given to a persistent function it does not move. Thread-safe; threads that touch it first at
+    the same time may each bring it.
+
+    Attributes:
+        keeper: who has the data.
+        id: its number in the session.
+        leaf: what it is.
+        deleted: whether `delete` was called.
+        donated_to: name of the function that was given its memory, or None.
+        flight: the call that makes it, when that had not run; the keeper's affair.
+        siblings: other arrays that came of the same call; the keeper's affair, too.
+    """
+
+    siblings: Sequence[weakref.ref[RemoteArray]] = ()
+    deleted = False
+    donated_to: str | None = None
+    _data: memoryview | None = None
+    _here: Any = None
+    _kind = ""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Takes what `__init__` takes: in a process that has jax, it is a `jax.Array` too."""
+        made: Self = object.__new__(cls.kind())
+        return made
+
+    @classmethod
+    def kind(cls) -> Any:
+        """The class that arrays have in this process, as it is now."""
+        return cls if loaded_jax() is None else leaf_class(RemoteArray)
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        id: int,  # noqa: A002
+        leaf: Leaf,
+        flight: Any = None,
+    ) -> None:
+        self.keeper = keeper
+        self.flight = flight
+        self.id = id
+        self.leaf = leaf
+
+    def __del__(self) -> None:
+        self.keeper.drop(self.id)
+
+    @property
+    def __class__(self) -> Any:
+        """Of an array that is older than the import of jax: a `jax.Array` all the same."""
+        return type(self).kind()
+
+    @__class__.setter
+    def __class__(self, _: Any) -> NoReturn:
+        raise TypeError("the class of an array cannot be changed.")
+
+    # what is known without moving anything
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Dimensions."""
+        return self.leaf.shape[:-1] if self.leaf.tag == "K" else self.leaf.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype, numpy's. Of PRNG keys jax's own, or uint32 in a process without jax."""
+        if self.leaf.tag == "K" and loaded_jax() is not None:
+            return key_dtype(self.leaf.impl)
+        return dtype_of(self.leaf.dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return itemsize_of(self.leaf.dtype) * (self.leaf.shape[-1] if self.leaf.tag == "K" else 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.leaf.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to others, as jax has it."""
+        return self.leaf.weak
+
+    def is_deleted(self) -> bool:
+        """Whether it was deleted, or donated to a call."""
+        return self.deleted or self.donated_to is not None
+
+    def __repr__(self) -> str:
+        kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
+        end = ", deleted" if self.is_deleted() else ""
+        shape = ",".join(map(str, self.shape))
+        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.keeper.where}{end}>"
+
+    # what waits or moves
+
+    def fetch(self, copy: bool = True) -> Any:
+        """The array, here: a `jax.Array` in a process that has imported jax, else numpy's.
+
+        Args:
+            copy: whether a numpy array is the caller's own. Without it, it is read-only and may
+                lie in memory that is shared with the server.
+
+        Raises:
+            ValueDeleted: when it was deleted or donated.
+            Exception: what the call raised that was to compute it.
+        """
+        if not copy and not self.is_here:
+            self.refuse_deleted()
+            self._data = self.keeper.bring(self, copy=False)
+        array = self._touched()
+        return copies.deepcopy(array) if copy and self._kind != "jax" else array
+
+    def block_until_ready(self) -> RemoteArray:
+        """This array, once it is computed. Moves nothing.
+
+        Raises:
+            ValueDeleted: when it was deleted or donated.
+            Exception: what the call raised that was to compute it.
+        """
+        self.refuse_deleted()
+        self.keeper.wait(self)
+        return self
+
+    def delete(self) -> None:
+        """Frees its memory here and on the server. Whoever touches it later gets ValueDeleted."""
+        if not self.is_deleted():
+            self.deleted = True
+            self._here = self._data = None
+            self.keeper.delete(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        basic = None if self.is_here else basic_index(index, self.shape)
+        if basic is not None:
+            self.refuse_deleted()
+            part = self.keeper.part(self, basic)
+            scalars = _kind_here() == "numpy" and ... not in basic  # elements have their own type
+            return part[()] if scalars and not isinstance(part, ArrayLike) else part
+        return self._touched()[touched(index)]
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            "an array on the server cannot be changed. Make another one with "
+            "h.at[index].set(value) where jax is imported, or change a copy: a = np.array(h)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        cls = self._class_here()
+        if cls is not None and not hasattr(cls, name):  # asking for it must not move the array
+            raise AttributeError(f"a RemoteArray has no attribute {name!r}.")
+        return super().__getattr__(name)
+
+    @property
+    def __jax_array__(self) -> Callable[[], Any]:
+        """What jax calls for the array; looking it up makes the array known to jax."""
+        leaf_class(RemoteArray)
+        return self._touched
+
+    def __copy__(self) -> Any:
+        return copies.copy(self._touched())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copies.deepcopy(self._touched(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        instead = by_handle.get()
+        return instead(self) if instead else (operator.getitem, ([self._touched()], 0))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its data was brought home."""
+        return self._here is not None or self._data is not None
+
+    def receive(self, data: memoryview) -> None:
+        """Takes its data, all bytes in C order, which nobody changes any more."""
+        if self._here is None:
+            self._data = data
+
+    def refuse_deleted(self) -> None:
+        """Raises `ValueDeleted` when it was deleted or donated."""
+        if self.donated_to is not None:
+            raise ValueDeleted(
+                f"this array was donated to {self.donated_to}, which has used its memory. Use "
+                "what that call returned, or do not donate it."
+            )
+        if self.deleted:
+            raise ValueDeleted("this array was deleted with delete(). Make it again.")
+
+    def _touched(self) -> Any:
+        self.refuse_deleted()
+        kind = _kind_here()
+        if self._here is None or self._kind != kind:
+            data = self._data
+            if data is None:
+                data = self.keeper.bring(self)
+            self._here, self._kind = _made(self.leaf, data, kind), kind
+            self._data = None if kind == "jax" else data
+        return self._here
+
+    def _class_here(self) -> type | None:
+        """The class of the array here; None for PRNG keys and where it is not loaded."""
+        if self.leaf.tag == "K":
+            return None
+        if loaded_jax() is not None:
+            return array_class()
+        return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _kind_here() -> str:
+    """Which arrays this process has: those of the heaviest library that it has imported."""
+    if loaded_jax() is not None:
+        return "jax"
+    return "numpy" if "numpy" in sys.modules else "lazy"
+
+
+def _made(leaf: Leaf, data: memoryview, kind: str) -> Any:
+    """The array over these bytes, read-only where numpy's."""
+    from jaxd.results import PRNGKeys  # which imports us
+
+    if kind == "lazy":
+        lazy = LazyArray(leaf.dtype, leaf.shape, data)
+        return PRNGKeys(leaf.impl, lazy) if leaf.tag == "K" else lazy
+    import numpy
+
+    array = numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), data)
+    array.flags.writeable = False
+    if kind == "jax":
+        return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
+    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array

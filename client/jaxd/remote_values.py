@@ -1,0 +1,278 @@
+"""The arrays that this process has on a server: where they are brought from, and how they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.drops import Drops
+from jaxd.flight import Flight
+from jaxd.forking import forget_after_fork
+from jaxd.remote_array import RemoteArray
+from jaxd.value_calls import ValueCalls
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.elsewhere import (
+    HOME_BYTES,
+    call_of,
+    first_id,
+    new_number,
+    pack_ids,
+    pack_rows,
+)
+from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.trees import Leaf, parse_skeleton
+
+if TYPE_CHECKING:
+    from jaxd.link import Link
+    from jaxd.pending import Pending
+    from jaxd.routes import Data
+    from jaxd.transport import ClientConnection
+    from jaxd_protocol.wire import Frame
+
+__all__ = ["RemoteValues", "specs_in"]
+
+_FETCHED_AT_ONCE: Final = 1 << 28
+
+
+class RemoteValues:
+    """The arrays of one session; keeps them for `RemoteArray`. Thread-safe.
+
+    Args:
+        link: reaches the server.
+        session: the server's name for this client.
+        where: the server's address.
+    """
+
+    def __init__(self, link: Link, session: str, where: str) -> None:
+        self.session = session
+        self.where = where
+        self.lost: ValuesLost | None = None
+        self._link = link
+        self.drops = Drops(self._tell)
+        self.drop = self.drops.add
+        self.calls = ValueCalls(self, link)
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: all of it is the parent's."""
+        self.drops.abandon()
+        self.calls.after_fork()
+        self.end(
+            "these arrays belong to the process that this one was forked from. Bring them home "
+            "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
+        )
+
+    def end(self, text: str) -> None:
+        """The arrays are gone: whoever touches one learns why."""
+        self.lost = ValuesLost(text)
+        self.calls.fail_all(self.lost)
+
+    def connection(self) -> ClientConnection:
+        """A connection of this session.
+
+        Raises:
+            ValuesLost: when there is none any more.
+        """
+        if self.lost is not None:
+            raise self.lost
+        connection = self._link.connection()
+        if self._link.remote is not self and self.lost is None:
+            self.end(
+                "arrays on the server are gone: its worker ended or was replaced, or it gave them "
+                "up after --session-grace-s without a connection. Make them again, or restore the "
+                "state from a checkpoint."
+            )
+        if self.lost is not None:
+            raise self.lost
+        return connection
+
+    def _tell(self, ids: bytes) -> bool:
+        if self._link.remote is self and (not self._link.connected or self.calls.has_stranded()):
+            self.drops.put_back(ids)  # the calls that make these values come first
+            return True
+        return self._link.tell(self, "drop", ids)
+
+    def remote(
+        self,
+        first: int,
+        leaves: Sequence[Leaf],
+        numbers: Iterable[int] | None = None,
+        flight: Flight | None = None,
+    ) -> list[RemoteArray]:
+        """What stands for some leaves of a result.
+
+        Args:
+            first: the id of its first leaf.
+            leaves: all of them.
+            numbers: of those that are wanted; by default all.
+            flight: the call that makes them, when that had not run.
+        """
+        self.drops.start()
+        kind = RemoteArray.kind()
+        wanted = range(len(leaves)) if numbers is None else numbers
+        return [kind(self, first + number, leaves[number], flight) for number in wanted]
+
+    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+        """All bytes of an array in C order."""
+        flight: Flight | None = array.flight
+        if flight is not None:
+            self.calls.wait_for(flight)
+            home = flight.data(array.id - first_id(call_of(array.id)))
+            if home is not None:
+                return home
+        together = [array, *_small_siblings(array)]
+        data, *others = self._fetch(together)
+        for other, each in zip(together[1:], others, strict=True):
+            other.receive(each)
+        return data
+
+    def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
+        """The data of arrays, through shared memory where that is faster."""
+        ids = pack_ids(array.id for array in arrays)
+        connection = self.connection()
+        views = self._link.routes.room(connection, [array.nbytes for array in arrays])
+        if views is not None:
+            places, data = views
+            try:
+                self.ask("fetch", ids, pack_ids(places), over=connection, holds=data)
+            except ConnectionLost:
+                pass  # those blocks are not known on another connection
+            else:
+                return data
+        frame = self.ask("fetch", ids, b"")[1]
+        return list(frame.buffers)
+
+    def put(
+        self, number: int, skeleton: bytes, blob: bytes, config: Any, data: Data
+    ) -> tuple[Any, ...]:
+        """Sends a flat tuple of arrays, which become values; returns what the server says.
+
+        Raises:
+            ValuesFull: when there is no room.
+            JaxdError: as `ask`.
+        """
+
+        def once() -> tuple[Any, ...]:
+            connection = self.connection()
+            load = self._link.routes.load(data, connection)
+            args = (number, skeleton, blob, pack_rows(load.rows), config)
+            try:
+                value, _ = self.ask("put", *args, buffers=load.buffers, over=connection)
+            finally:
+                load.release()
+            return value
+
+        try:
+            return once()
+        except ConnectionLost:
+            return once()
+
+    def bring_all(self, arrays: Sequence[RemoteArray]) -> None:
+        """Brings several home, with few messages; they keep their data."""
+        for flight in {array.flight for array in arrays if array.flight is not None}:
+            self.calls.wait_for(flight)
+        rest = [array for array in arrays if not self._is_home(array)]
+        for part in _parts(rest):
+            for array, data in zip(part, self._fetch(part), strict=True):
+                array.receive(data)
+
+    def _is_home(self, array: RemoteArray) -> bool:
+        leaf = array.id - first_id(call_of(array.id))
+        return array.is_here or (array.flight is not None and array.flight.data(leaf) is not None)
+
+    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: here when it is small, else on the server."""
+        self.wait(array)
+        number = new_number()
+        value, frame = self.ask("part", array.id, index, HOME_BYTES, number)
+        (spec,) = specs_in(value[1])
+        (made,) = self.remote(first_id(number), [spec])
+        if frame.buffers:
+            made.receive(frame.buffers[0])
+            return made.fetch()
+        return made
+
+    def wait(self, array: RemoteArray) -> None:
+        """Returns when an array is computed."""
+        if array.flight is not None:
+            self.calls.wait_for(array.flight)
+
+    def delete(self, array: RemoteArray) -> None:
+        """Frees an array now."""
+        self.drop(array.id)
+
+    def ask(
+        self,
+        verb: str,
+        *args: Any,
+        buffers: Sequence[memoryview] = (),
+        over: ClientConnection | None = None,
+        holds: object = None,
+    ) -> tuple[tuple[Any, ...], Frame]:
+        """The server's answer to a question about values, which may be asked twice.
+
+        Args:
+            verb: what to ask.
+            args: plain values.
+            buffers: bulk data beside them.
+            over: the only connection over which it makes sense; it is asked once then.
+            holds: what has to exist until the answer is here, also when nobody waits for it.
+
+        Raises:
+            ValuesLost: when the session is gone.
+            JaxdError: what it says instead of an answer.
+        """
+        late = partial(_forget, holds)
+        try:
+            value, frame = (over or self.connection()).request(verb, args, buffers, late=late)
+        except ConnectionLost:
+            if over is not None:
+                raise
+            value, frame = self.connection().request(verb, args, buffers)
+        if value[0] == FAILED:
+            raise rebuild_failure(value[1])
+        return value, frame
+
+
+def _small_siblings(array: RemoteArray) -> list[RemoteArray]:
+    """What is likely to be looked at next, and costs little to bring along."""
+    if array.nbytes > HOME_BYTES:
+        return []
+    others = [other for ref in array.siblings if (other := ref()) is not None]
+    return [
+        other
+        for other in others
+        if other is not array
+        and other.nbytes <= HOME_BYTES
+        and not other.is_here
+        and not other.is_deleted()
+    ]
+
+
+def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:
+    """The arrays of a flat tuple."""
+    return parse_skeleton(skeleton, _no_class).leaves
+
+
+def _forget(_: object, __: Pending) -> None:
+    """The server is done with something that nobody here waits for."""
+
+
+def _no_class(*_: Any) -> type:
+    raise JaxdError("the server named a class where only arrays are. Please report this.")
+
+
+def _parts(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
+    """Groups of moderate size."""
+    group: list[RemoteArray] = []
+    size = 0
+    for array in arrays:
+        if group and size + array.nbytes > _FETCHED_AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(array)
+        size += array.nbytes
+    if group:
+        yield group

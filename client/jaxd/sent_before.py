@@ -1,0 +1,147 @@
+"""What a session has sent before, and need not send again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from jaxd.compression import Compression
+from jaxd.contents import Ask, Contents
+from jaxd.copies import Copies, Copy
+from jaxd.seen_arrays import SeenArrays
+from jaxd.worth import Worth
+from jaxd_protocol.elsewhere import PACKED, Row
+
+if TYPE_CHECKING:
+    from jaxd.drops import Drops
+    from jaxd.routes import Data
+    from jaxd.transport import ClientConnection
+    from jaxd_protocol.addresses import Address
+
+__all__ = ["SentBefore", "Spared"]
+
+_Look = Callable[[int, Any], tuple[Row, Copy] | None]
+
+
+class Spared:
+    """What a call need not send, or not as it is.
+
+    Attributes:
+        rows: where that data lies.
+        packed: what is sent in place of some data, by leaf.
+    """
+
+    def __init__(self, copies: Copies, worth: Worth) -> None:
+        self.rows: list[Row] = []
+        self.packed: dict[int, memoryview] = {}
+        self._copies = copies
+        self._worth = worth
+        self._used: list[Copy] = []
+        self._started = 0.0
+
+    def add(self, row: Row, copy: Copy | None) -> None:
+        """One leaf, and the copy to which its row refers or which it brings, if any."""
+        self.rows.append(row)
+        if copy is not None:
+            self._used.append(copy)
+
+    def start(self) -> None:
+        """From now on the call is on its way."""
+        self._started = time.monotonic()
+
+    def abandon(self) -> None:
+        """The server has answered a call that was settled before, because nobody waited."""
+        self._copies.drop_lost(self._used)
+
+    def settle(self, *, ready: bool, refused: Collection[int] = (), sent: int = 0) -> None:
+        """The call is over.
+
+        Args:
+            ready: see `Copies.settle`.
+            refused: the same.
+            sent: how many bytes of data it has sent.
+        """
+        self._copies.settle(self._used, ready=ready, refused=refused)
+        self._worth.took(sent, time.monotonic() - self._started)
+
+
+class SentBefore:
+    """What one session has sent. Thread-safe.
+
+    Args:
+        drops: tells the server what it need not keep any more.
+        where: the server's address.
+        compress: whether data may be compressed on its way over a network.
+    """
+
+    def __init__(self, drops: Drops, where: Address, *, compress: bool = False) -> None:
+        self._copies = Copies(drops)
+        self._seen = SeenArrays(self._copies)
+        self._worth = Worth(where.is_loopback)
+        over_network = where.kind == "tcp"
+        self._contents = Contents(self._copies, self._worth) if over_network else None
+        self._compression = Compression(self._worth) if over_network and compress else None
+
+    def spare(
+        self, call: Data, connection: ClientConnection, deadline: float | None = None
+    ) -> Spared:
+        """What a call need not send; to be settled when it is over.
+
+        Args:
+            call: its data.
+            connection: over which the server can be asked.
+            deadline: `time.monotonic()` after which the caller does not wait any more.
+
+        Raises:
+            ConnectionLost: when the connection has ended.
+            DeadlineExceeded: when the deadline passed.
+        """
+
+        def ask(wanted: bytes, ids: bytes) -> bytes:
+            value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
+            return bytes(value[1])
+
+        spared = Spared(self._copies, self._worth)
+        try:
+            self._spare_sources(spared, call, self._seen.known)
+            if self._contents is not None:
+                self._look_inside(self._contents, spared, call, ask)
+            self._spare_sources(spared, call, self._seen.offer)
+            if self._compression is not None:
+                self._pack(self._compression, spared, call)
+        except BaseException:
+            spared.settle(ready=False)
+            raise
+        spared.start()
+        return spared
+
+    def _spare_sources(self, spared: Spared, call: Data, look: _Look) -> None:
+        """Spares arrays of jax that have no row so far."""
+        settled = {row.leaf for row in spared.rows}
+        for leaf, array in call.sources.items():
+            found = None if leaf in settled else look(leaf, array)
+            if found is not None:
+                spared.add(*found)
+
+    def _pack(self, compression: Compression, spared: Spared, call: Data) -> None:
+        """Compresses arrays that have to be sent."""
+        settled = {-1, *(row.leaf for row in spared.rows)}
+        for owner, data in zip(call.owners, call.buffers, strict=False):
+            packed = None if owner in settled else compression.packed(data)
+            if packed is not None:
+                spared.add(Row(owner, PACKED, 0), None)
+                spared.packed[owner] = packed
+
+    def _look_inside(self, contents: Contents, spared: Spared, call: Data, ask: Ask) -> None:
+        """Spares arrays by what is in them."""
+        settled = {-1, *(row.leaf for row in spared.rows)}
+        data = {
+            owner: data
+            for owner, data in zip(call.owners, call.buffers, strict=False)
+            if owner not in settled
+        }
+        for row, copy in contents.rows(data, call.heads, ask):
+            spared.add(row, copy)
+            if copy is not None and row.leaf in call.sources:
+                self._seen.link(call.sources[row.leaf], copy)

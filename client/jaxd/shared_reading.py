@@ -1,0 +1,239 @@
+"""Who reads a connection that many callers share: one of them at a time, no needless thread.
+
+A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
+hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
+by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
+where it stopped (see `jaxd_protocol.wire.reading`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from jaxd.attendant import Attendant
+from jaxd.pending import Pending
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream
+from jaxd_protocol.wire.patience import Patience
+
+__all__ = ["LOST", "SharedReading", "ignore"]
+
+LOST = "the connection to the server ended while a call was open."
+
+
+class SharedReading(BulkConnection):
+    """A connection that is read by those who wait for something. Thread-safe.
+
+    Args:
+        root: the rpyc service of this end.
+        stream: connected, past the handshake.
+        max_frame_bytes: what the server takes.
+    """
+
+    def __init__(self, root: object, stream: BulkStream, max_frame_bytes: int) -> None:
+        super().__init__(root, BulkChannel(stream, max_frame_bytes, self._arriving), {})
+        self._pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
+        self._reading = False  # whether some thread is in charge of reading
+        self._leader: int | None = None  # the thread that reads
+        self._turn = 0  # grows when a thread gives the reading up before it is done
+        self._dispatching = False
+        self._unattended = 0  # requests whose reply nobody waits for
+        self._attendant = Attendant(self)
+        self._patience = Patience(stream.readiness())
+
+    def _arriving(self, nbytes: int) -> None:
+        """A message of that size begins to arrive; perhaps said twice."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can still be made."""
+        return not self._closed
+
+    def _wait(self, pending: Pending, deadline: float | None) -> None:
+        self._step_down()
+        while not pending.done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    "the call's timeout_s passed before its result arrived. The server may still "
+                    "be working on it; give the call more time, or wait and repeat it."
+                )
+            leading = False
+            gate = None
+            try:
+                with self._lock:
+                    if self._reading:
+                        gate = threading.Lock()
+                        gate.acquire()
+                        pending.gates.append(gate)
+                    else:
+                        leading = True  # first, so that an interrupt in between is made good
+                        self._reading = True
+                if leading:
+                    leading = self._read_until(lambda: pending.done, deadline)
+                elif gate is not None and not pending.done:
+                    gate.acquire(timeout=-1 if deadline is None else _left(deadline))
+            finally:
+                if gate is not None:
+                    with suppress(ValueError):  # whoever woke this thread has taken it out
+                        pending.gates.remove(gate)
+                self._hand_on(leading)
+
+    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Reads and dispatches for everybody; the connection's end is dispatched as well.
+
+        Returns:
+            Whether this thread is still in charge of reading; see `_step_down`.
+        """
+        reader = self._channel.reader
+        me = self._leader = threading.get_ident()
+        turn = self._turn
+        try:
+            while not enough():
+                if deadline is not None and not self._channel.poll(_left(deadline)):
+                    break
+                if not reader.has_input():
+                    self._patience.wait()
+                frame = reader.peek()
+                try:
+                    self._dispatching = True
+                    self.dispatch(frame)
+                finally:
+                    self._dispatching = False
+                if turn != self._turn:
+                    return False
+                reader.advance()
+        except JaxdError as error:  # first: some of them are OSErrors as well
+            self._fail_all(error)
+        except (EOFError, OSError) as error:
+            self._fail_all(ConnectionLost(LOST), error)
+        return self._leader == me and turn == self._turn
+
+    def _step_down(self) -> None:
+        """Gives the reading up where this very thread has it and is about to wait for a reply.
+
+        It has when a future's callback makes a call of its own, and when an interrupt came just
+        before it could hand on.
+        """
+        if not self._reading or self._leader != threading.get_ident():
+            return
+        with self._lock:
+            if self._dispatching:
+                self._channel.reader.advance()  # the callback belongs to that message
+            self._turn += 1
+            self._reading = False
+
+    def _hand_on(self, leading: bool) -> None:
+        """Somebody else becomes the reader, if there is anybody and nobody reads already."""
+        with self._lock:
+            if leading:
+                self._reading = False
+                self._leader = None
+            elif self._reading:
+                return
+            if not self._pending:
+                return
+            waiting = (p for p in list(self._pending.values()) if p.gates and not p.done)
+            successor = next(waiting, None)
+        if successor is not None:
+            successor.wake()
+        elif self._unattended:
+            self._attend()
+
+    def _attend(self) -> None:
+        """Makes sure that the connection's own thread reads when nobody else does."""
+        with self._lock:
+            if not self._reading:
+                self._attendant.want()
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Replies are taken meanwhile, whoever waits for them."""
+        with self._lock:
+            self._unattended += 1
+        try:
+            self._attend()
+            yield
+        finally:
+            with self._lock:
+                self._unattended -= 1
+
+    def attend_once(self) -> None:
+        """The connection's own thread reads until no reply is left that nobody waits for."""
+        with self._lock:
+            if self._reading:
+                return  # that reader will hand on
+            self._reading = True
+        leading = True
+        try:
+            leading = self._read_until(lambda: not self._unattended)
+        finally:
+            self._hand_on(leading)
+
+    def _give_up(self, seq: int, pending: Pending, late: Callable[[Pending], None]) -> None:
+        """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
+        self._step_down()
+        with self._lock:
+            if self._closed or self._pending.get(seq) is not pending:
+                self._pending.pop(seq, None)
+                return
+            pending.then = late
+            pending.attended = True
+            self._unattended += 1
+        self._attend()
+
+    def _forget(self, seq: int, pending: Pending) -> bool:
+        """Strikes a request off; whether it was still open."""
+        with self._lock:
+            found = self._pending.pop(seq, None) is not None
+            if found and pending.attended:
+                self._unattended -= 1
+            return found
+
+    def _take_what_is_here(self) -> None:
+        """Reads replies that have arrived, unless somebody else reads."""
+        if not self._pending:
+            return
+        with self._lock:
+            if self._reading:
+                return
+            self._reading = True
+        leading = True
+        try:
+            leading = self._read_until(lambda: not self._channel.poll(0))
+        finally:
+            self._hand_on(leading)
+
+    def _finish(self, seq: int, pending: Pending) -> None:
+        pending.done = True
+        pending.wake()
+        then = pending.then
+        self._forget(seq, pending)
+        if then is not None:
+            then(pending)
+
+    def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
+        self.shut()
+        error.__cause__ = cause
+        self._finish_all(error)
+
+    def _finish_all(self, error: Exception) -> None:
+        for seq, pending in list(self._pending.items()):
+            pending.error = error
+            self._finish(seq, pending)
+
+    def shut(self) -> None:
+        """Ends the connection; its own thread ends with it."""
+        super().shut()
+        self._attendant.dismiss()
+
+
+def ignore(pending: Pending) -> None:
+    """Takes the reply that nobody waits for any more."""
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

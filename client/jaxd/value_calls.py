@@ -1,0 +1,238 @@
+"""Calls on values: made in order, and returned before they have run where their form is known."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.flight import Flight
+from jaxd.flights import Flights
+from jaxd.remote_array import RemoteArray
+from jaxd.shapes import Shapes
+from jaxd_protocol.elsewhere import EVERYTHING, HOME_BYTES, NOTHING, Stay, first_id, new_number
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.trees import Layout, Leaf
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from jaxd.encoded import Encoded
+    from jaxd.link import Link
+    from jaxd.remote_values import RemoteValues
+    from jaxd.results import Home, ResultsAs
+    from jaxd.transport import ClientConnection
+
+__all__ = ["ValueCalls", "stay_for"]
+
+_MAX_FORMS: Final = 1024
+
+_Kind = tuple[bytes, bytes, str, tuple[int, ...]]
+"""Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
+
+
+def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
+    """What of a result stays on the server."""
+    if results == "remote":
+        return Stay(new_number(), EVERYTHING, -1)
+    if results == "auto":
+        return Stay(new_number(), EVERYTHING if on_values else HOME_BYTES, HOME_BYTES)
+    return Stay(new_number(), NOTHING, NOTHING) if on_values else None
+
+
+class ValueCalls:
+    """The calls of one session on its values. Thread-safe.
+
+    Args:
+        values: the arrays of the session.
+        link: reaches the server.
+    """
+
+    def __init__(self, values: RemoteValues, link: Link) -> None:
+        self._values = values
+        self._link = link
+        self._forms: dict[_Kind, tuple[bytes, tuple[int, ...]]] = {}
+        self._shapes = Shapes()
+        self._flights = Flights(values.connection, link.routes, values.drops.take, self._arrived)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been sending."""
+        self._flights.after_fork()
+        self._shapes.after_fork()
+
+    def has_stranded(self) -> bool:
+        """See `Flights.has_stranded`."""
+        return self._flights.has_stranded()
+
+    def fail_all(self, error: JaxdError) -> None:
+        """The session is gone: nothing comes of what is on its way."""
+        self._flights.fail_all(error)
+
+    def call(self, call: Encoded) -> Any:
+        """Makes a call on values; returns before it has run where its result's form is known.
+
+        Raises:
+            BaseException: what the function raised, or one before it on whose result it depends.
+            JaxdError: when the call could not be made.
+        """
+        lies_here = self._link.routes.lies_in_blocks(call)  # and could be changed too early
+        flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
+        if flight.layout is None or not _is_remote(call):
+            try:
+                self.wait_for(flight, call.timeout_s)
+            except BaseException:
+                self._abandon(flight)
+                raise
+            return self._ended(flight)
+        return self._result(flight)
+
+    def _abandon(self, flight: Flight) -> None:
+        """Nobody waits for a call any more: what it leaves on the server goes when it is done."""
+
+        def ended(flight: Flight) -> None:
+            with suppress(BaseException):
+                self._ended(flight)
+
+        self._flights.abandon(flight, ended)
+
+    def submit(self, call: Encoded) -> Future[Any]:
+        """The same as a future, which is done when the call is."""
+        from concurrent.futures import Future, InvalidStateError  # a plain call needs neither
+
+        future: Future[Any] = Future()
+
+        def ended(flight: Flight) -> None:
+            try:
+                result = self._ended(flight)
+            except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    future.set_result(result)
+
+        self._launch(call, may_return=False, ended=ended)
+        return future
+
+    def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
+        self.check(call.values.values())
+        assert call.stay is not None
+        form: tuple[bytes, Layout] | None = None
+        donated: tuple[int, ...] = ()
+        known = self._forms.get(_kind(call, call.values)) if may_return else None
+        if known is not None:
+            skeleton, donated = known
+            form = (skeleton, call.spec.identity.reader.layout(skeleton))
+        told = self._shapes.told(call.skeleton)
+        is_copied = known is not None or ended is not None
+        flight = Flight(call, form, donated, ended, is_copied, told)
+        self._flights.launch(flight)
+        return flight
+
+    def wait_for(self, flight: Flight, timeout_s: float | None = None) -> None:
+        """Returns when a call is done.
+
+        Raises:
+            BaseException: what it raised.
+            DeadlineExceeded: when that takes longer.
+        """
+        self._flights.wait(flight, None if timeout_s is None else time.monotonic() + timeout_s)
+        if self._link.notices.waiting and flight.connection is not None:
+            self._link.notices.issue(flight.connection, flight.request)
+        if flight.error is not None:
+            raise flight.error
+
+    def _ended(self, flight: Flight) -> Any:
+        """The result of a call that is done."""
+        if flight.error is not None:
+            raise flight.error
+        call = flight.call
+        assert flight.skeleton is not None
+        assert call.stay is not None
+        flight.layout = call.spec.identity.reader.layout(flight.skeleton)
+        self._learn(flight)
+        return self._result(flight)
+
+    def _learn(self, flight: Flight) -> None:
+        """Remembers what the results of such calls look like."""
+        if flight.skeleton is None or not _is_remote(flight.call):
+            return
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        self._forms[_kind(flight.call, flight.on)] = flight.skeleton, flight.given_up
+        if flight.told is not None and flight.attempts == 1:
+            self._shapes.heard(flight.told)
+
+    def _result(self, flight: Flight) -> Any:
+        assert flight.skeleton is not None
+        return self.read(flight.call, flight.skeleton, flight.home, flight)
+
+    def read(
+        self,
+        call: Encoded,
+        skeleton: bytes,
+        home: Home | None,
+        flight: Flight | None = None,
+    ) -> Any:
+        """The result of a call, some of which stays here.
+
+        Args:
+            call: the call.
+            skeleton: what its result looks like.
+            home: what of it came home; None when nothing has so far.
+            flight: the call, when it returns before its reply is here.
+
+        Raises:
+            JaxdError: when it cannot be read in this process.
+        """
+        identity, stay = call.spec.identity, call.stay
+        assert stay is not None
+        first = first_id(stay.number)
+
+        def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[RemoteArray]:
+            arrays = self._values.remote(first, leaves, numbers, flight)
+            if flight is None:  # of a loop, nobody looks at all of the state
+                siblings = list(map(weakref.ref, arrays))
+                for array in arrays:
+                    array.siblings = siblings
+            return arrays
+
+        with identity.travelling():
+            return identity.reader.read_part(skeleton, home, stay, call.results, remote)
+
+    def _arrived(self, connection: ClientConnection, number: int, ready: bool) -> None:
+        self._link.progress.finish(connection, number, ready=ready)
+
+    def check(self, arrays: Iterable[RemoteArray]) -> None:
+        """Returns when arrays can be used, as far as that is known.
+
+        Raises:
+            ValueDeleted: when one was deleted or donated.
+            BaseException: what the call raised that was to compute one.
+        """
+        for array in arrays:
+            if array.donated_to is not None or array.deleted:
+                array.refuse_deleted()
+            flight = array.flight
+            if flight is not None and flight.error is not None:
+                raise flight.error
+
+    def wait_for_all(self) -> None:
+        """Returns when all calls on values are done.
+
+        Raises:
+            BaseException: what the first of them raised that failed.
+        """
+        for flight in self._flights.wait_for_all():
+            if flight.error is not None:
+                raise flight.error
+
+
+def _is_remote(call: Encoded) -> bool:
+    return call.results in ("auto", "remote")
+
+
+def _kind(call: Encoded, on: Iterable[int]) -> _Kind:
+    return call.spec.key, call.skeleton, call.results, tuple(on)

@@ -1,0 +1,122 @@
+"""What one connection has of its session: values, shared memory, and calls on them in order."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from jaxd_protocol.calls import FAILED, OK
+from jaxd_protocol.elsewhere import KNOWN, NAMED, PROOF_BYTES, Stay, unpack_ids
+from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.wire.frames import Descriptors
+from jaxd_server.holdings import Holdings
+from jaxd_server.mappings import Mappings
+from jaxd_server.replies import Finish, Reply
+from jaxd_server.sessions import Session
+from jaxd_server.values import Values
+
+__all__ = ["Belongings"]
+
+
+class Belongings:
+    """Values and blocks of one connection. For its reading thread.
+
+    Args:
+        session: whose connection it is.
+        values: those of the whole worker.
+        max_shared_bytes: of the client's memory that is mapped.
+
+    Attributes:
+        holdings: what the connection's calls may refer to.
+    """
+
+    def __init__(self, session: Session, values: Values, max_shared_bytes: int) -> None:
+        self._session = session
+        self._values = values
+        self._mappings = Mappings(max_shared_bytes)
+        self.holdings = Holdings(values, session.values, self._mappings)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a call on values could start at once."""
+        return self._session.lane.is_idle
+
+    def run_in_order(
+        self, stay: Stay, start: Callable[[], Finish], send: Callable[[Reply], None], *, here: bool
+    ) -> None:
+        """Takes a call on values: in order, and once, however often it is sent.
+
+        Args:
+            stay: says which call it is.
+            start: starts it.
+            send: sends its reply.
+            here: whether to run it in this very thread, if it can start at once.
+        """
+        session = self._session
+
+        def settle(reply: Reply) -> None:
+            session.remembered.answer(stay.number, reply)
+
+        def put() -> None:
+            session.lane.put(start, settle)
+
+        if session.remembered.meet(stay.number, stay.acked, send, put) and not (
+            here and session.lane.try_now(start, settle)
+        ):
+            put()
+
+    def skeleton(self, told: bytes) -> tuple[bytes, int | None]:
+        """The skeleton that a call has, and its number in the session.
+
+        Args:
+            told: what stands in the call; the skeleton itself, if it has no number.
+
+        Raises:
+            ProtocolError: when there is none with that number.
+        """
+        known = self._session.skeletons
+        if told.startswith(NAMED):
+            known[told[1]] = told[2:]
+            return told[2:], told[1]
+        if not told.startswith(KNOWN):
+            return told, None
+        try:
+            return known[told[1]], told[1]
+        except LookupError:
+            raise ProtocolError("a call has a skeleton that nobody knows.") from None
+
+    def drop(self, ids: bytes) -> None:
+        """The client no longer holds some values; calls that came before may still need them."""
+        if ids:
+            gone, own = unpack_ids(ids), self._session.values
+            self._session.lane.then(lambda: self._values.drop(own, gone))
+
+    def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
+        """Maps memory of the client's. Its first bytes show the client that it is the same."""
+        if not descriptors:
+            return (OK, b"")  # something in between does not pass them on
+        try:
+            self._mappings.add(number, nbytes, descriptors.pop(0))
+        except JaxdError as error:
+            return (FAILED, describe_failure(error))
+        return (OK, bytes(self._mappings.view(number, 0, PROOF_BYTES)))
+
+    def forget_blocks(self, numbers: tuple[int, ...]) -> None:
+        """The client has given some blocks back to the system."""
+        for number in numbers:
+            self._mappings.remove(number)
+
+    def end_session(self) -> None:
+        """The client has said that it ends: nobody comes back for what it has here."""
+        self._session.is_over = True
+
+    def close(self) -> None:
+        """The connection ended: lets go of the client's memory; the values stay the session's."""
+        self.holdings.close()
+        self._session.lane.then(self._let_go)  # calls in the lane still read from them
+
+    def _let_go(self) -> None:
+        self._mappings.close()
+        gc.collect(0)  # jax keeps what a program read until its next call, or until then

@@ -1,0 +1,137 @@
+"""One request, on its way through the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxd_protocol.calls import OK
+from jaxd_protocol.compression import inflate
+from jaxd_protocol.elsewhere import ABSENT, PACKED, Row, Stay, unpack_rows
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.trees import Layout, Placement
+from jaxd_server.executable import Executable
+from jaxd_server.functions import FunctionSource
+from jaxd_server.holdings import Holdings
+from jaxd_server.marshal import empty_leaves, read_leaves
+from jaxd_server.progress import SILENT, Emit
+from jaxd_server.replies import Reply
+from jaxd_server.result_forms import pack_result
+from jaxd_server.sessions import Session
+
+__all__ = ["Call", "Deliver", "deliver_home"]
+
+Deliver = Callable[[Sequence[Any], Executable], Reply]
+"""Waits for the arrays that an executable returned and makes the reply that carries them."""
+
+
+def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
+    """The whole result goes back with the reply."""
+    blob, buffers = pack_result(leaves, executable.form)
+    return (OK, executable.form.skeleton, blob), buffers
+
+
+_NOBODY: Final = Session("", "")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request.
+
+    Attributes:
+        key: names function, options and configuration.
+        skeleton, blob, buffers: the arguments; of a call to warm up, no data of arrays.
+        source: whom to ask what the key stands for.
+        deadline: `time.monotonic()` after which nobody waits, or None.
+        may_repeat: whether running it twice is the same as running it once.
+        number: the client's number for it, which events carry.
+        emit: its event stream.
+        deliver: what becomes of its result; by default it goes home whole.
+        strict: whether packages that differ from the client's are an error.
+        warm_only: whether the executable is wanted, and no result.
+        session: whose call it is.
+        elsewhere: where the data of its arguments lies that is not in the message, as rows.
+        stay: what of its result is to stay; None: nothing.
+        holdings: what it may refer to; None: nothing.
+        shape: the number of its skeleton in the session; None when it has none.
+        knows_form: whether its client knows what its result looks like.
+        layout: what its skeleton says, once its leaves were read.
+        given_up: numbers of the leaves whose values on the server it has taken for good.
+        not_kept: ids of what it brought to be kept, and there was no room for.
+    """
+
+    key: bytes
+    skeleton: bytes
+    blob: bytes
+    buffers: Sequence[memoryview]
+    source: FunctionSource
+    deadline: float | None = None
+    may_repeat: bool = True
+    number: int = 0
+    emit: Emit = SILENT
+    deliver: Deliver = deliver_home
+    strict: bool = False
+    warm_only: bool = False
+    session: Session = _NOBODY
+    elsewhere: bytes = b""
+    stay: Stay | None = None
+    holdings: Holdings | None = None
+    shape: int | None = None
+    knows_form: bool = False
+    layout: Layout | None = None
+    given_up: tuple[int, ...] = ()
+    not_kept: tuple[int, ...] = ()
+    _rows: list[Row] | None = field(default=None, repr=False)
+
+    def rows(self, layout: Layout) -> list[Row]:
+        """Where the data lies that is not in the message.
+
+        Raises:
+            ProtocolError: when that cannot be.
+        """
+        if self._rows is None:
+            self._rows = unpack_rows(self.elsewhere, len(layout.leaves))
+            if any(row.kind == PACKED for row in self._rows):
+                self.buffers = self._inflated(layout)
+        return self._rows
+
+    def _inflated(self, layout: Layout) -> Sequence[memoryview]:
+        """The buffers of the message, none of them compressed."""
+        found, places = list(self.buffers), self.placement(layout).places
+        for row in self._rows or ():
+            index = places[row.leaf].buffer
+            if row.kind == PACKED and 0 <= index < len(found):
+                found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
+        return found
+
+    def known_rows(self) -> Sequence[Row]:
+        """As `rows`, of a call whose leaves were read."""
+        return self._rows or ()
+
+    def placement(self, layout: Layout) -> Placement:
+        """Where the data lies that is in the message."""
+        if not self.elsewhere:
+            return layout.whole
+        return layout.without(tuple(r.leaf for r in self.rows(layout) if r.kind in ABSENT))
+
+    def leaves(self, layout: Layout, donated: Collection[int] = ()) -> list[Any]:
+        """The leaves of its arguments.
+
+        Args:
+            layout: what its skeleton says.
+            donated: numbers of the leaves that it gives up.
+
+        Raises:
+            ProtocolError: when the data does not fit.
+            JaxdError: when it refers to what is not there; see `Holdings.fill`.
+        """
+        self.layout = layout
+        if self.warm_only:
+            return empty_leaves(layout, self.buffers)
+        leaves = read_leaves(self.placement(layout), self.blob, self.buffers)
+        if self.elsewhere:
+            if self.holdings is None:
+                raise ProtocolError("the call refers to values, and there can be none.")
+            self.not_kept = self.holdings.fill(self.rows(layout), layout, leaves, donated)
+        return leaves

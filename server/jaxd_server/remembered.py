@@ -1,0 +1,92 @@
+"""Replies that their client has not acknowledged: a call on values must not run twice.
+
+A client whose connection was lost sends such calls again. Those that ran are answered from here,
+those that still run when they are done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.failures import describe_failure, is_failure
+from jaxd_server.replies import Reply
+
+__all__ = ["Remembered"]
+
+_MOST: Final = 1024
+
+Send = Callable[[Reply], None]
+Again = Callable[[], None]
+
+_ANSWERED: Final[Reply] = (
+    (FAILED, describe_failure(ConnectionLost("this call was answered before.")), b""),
+    (),
+)
+"""What a call gets that lay in a lost connection until its answer had arrived over another one."""
+
+
+class Remembered:
+    """What became of the last calls of a session, by their numbers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._replies: dict[int, Reply] = {}
+        self._open: dict[int, list[tuple[Send, Again]]] = {}
+        self._acked = 0
+        self._lock = threading.Lock()  # guards all of these
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def meet(self, number: int, acked: int, send: Send, again: Again = lambda: None) -> bool:
+        """Whether a call is new; one that is not is answered with the reply of the first time.
+
+        Args:
+            number: of the call.
+            acked: calls with smaller numbers have been answered for good.
+            send: sends a reply.
+            again: runs it after all, when the first could not ask its client for the function.
+        """
+        with self._lock:
+            self._acked = max(acked, self._acked)
+            for old in [each for each in self._replies if each < self._acked]:
+                del self._replies[old]
+            reply = _ANSWERED if number < self._acked else self._replies.get(number)
+            if reply is None:
+                is_new = number not in self._open
+                self._open.setdefault(number, []).append((send, again))
+                return is_new
+        send(reply)
+        return False
+
+    def answer(self, number: int, reply: Reply) -> None:
+        """A call is done: has its reply sent to all who asked, and remembers it.
+
+        One that lost its client before it could run is no longer known, or begins anew for who has
+        sent it again.
+        """
+        again: Again | None = None
+        with self._lock:
+            asked = self._open.pop(number, [])
+            if _never_ran(reply):
+                asked, others = asked[:1], asked[1:]
+                if others:
+                    self._open[number] = others
+                    again = others[0][1]
+            elif number >= self._acked:
+                self._replies[number] = reply
+                if len(self._replies) > _MOST:  # of a client that never acknowledges
+                    del self._replies[min(self._replies)]
+        for send, _ in asked:
+            send(reply)
+        if again is not None:
+            again()
+
+
+def _never_ran(reply: Reply) -> bool:
+    """Whether a call failed because its client was gone when it was asked for the function."""
+    kind, *rest = reply[0]
+    return kind == FAILED and rest[1:] == [b""] and is_failure(rest[0], ConnectionLost)

@@ -1,0 +1,51 @@
+"""What all connections of a worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from jaxd_server.budget import Budget
+from jaxd_server.operations import Operations
+from jaxd_server.pipeline import Pipeline
+from jaxd_server.readership import Sentry
+from jaxd_server.traffic import Traffic
+from jaxd_server.values import Values
+
+__all__ = ["Workshop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all connections of a worker share.
+
+    Attributes:
+        pipeline: answers calls.
+        operations: answers who looks after the server.
+        runners: threads for warm calls that take a while.
+        builders: threads for calls that may have to build an executable first, and operations.
+        sentry: looks after the readers.
+        budget: bytes held by all connections.
+        traffic: counts the bytes of all connections.
+        values: arrays that stay on the server.
+        slots: calls in flight on one connection.
+        max_frame_bytes, max_result_bytes: limits of what is received and sent.
+        max_shared_bytes: of a client's memory that is mapped.
+        report: JSON-able answers to `statistics` and `info`.
+    """
+
+    pipeline: Pipeline
+    operations: Operations
+    runners: Executor
+    builders: Executor
+    sentry: Sentry
+    budget: Budget
+    traffic: Traffic
+    values: Values
+    slots: int
+    max_frame_bytes: int
+    max_result_bytes: int
+    max_shared_bytes: int
+    report: Callable[[str], dict[str, Any]]

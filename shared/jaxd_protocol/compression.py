@@ -1,0 +1,54 @@
+"""Arrays made smaller for slow links."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from jaxd_protocol.buffers import allocate
+from jaxd_protocol.errors import ProtocolError
+
+__all__ = ["MAX_INFLATED_BYTES", "deflate", "inflate"]
+
+MAX_INFLATED_BYTES: Final = 8 << 30
+"""What one array may be inflated to."""
+
+_LEVEL: Final = 1
+"""The higher levels take several times as long for a few percent."""
+
+_PIECE: Final = 1 << 18
+
+
+def deflate(data: memoryview) -> bytes:
+    """The data as a zlib stream. Takes about 15 ms for a megabyte; others can run meanwhile."""
+    packer = zlib.compressobj(_LEVEL)
+    parts = [packer.compress(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    return b"".join((*parts, packer.flush()))
+
+
+def inflate(data: memoryview, nbytes: int) -> memoryview:
+    """What was deflated, in aligned memory. Never takes more memory than it should.
+
+    Args:
+        data: a zlib stream.
+        nbytes: how much it is to be inflated to.
+
+    Raises:
+        ProtocolError: when it comes to more or less, or is no zlib stream.
+    """
+    if nbytes > MAX_INFLATED_BYTES:
+        raise ProtocolError(f"{nbytes:,} bytes are too many for one compressed array.")
+    found, end, inflater = allocate(nbytes), 0, zlib.decompressobj()
+    try:
+        for at in range(0, len(data), _PIECE):
+            rest: bytes | memoryview = data[at : at + _PIECE]
+            while rest and end <= nbytes:
+                part = inflater.decompress(rest, nbytes - end + 1)
+                found[end : end + len(part)] = part
+                end += len(part)
+                rest = inflater.unconsumed_tail
+    except (zlib.error, ValueError) as error:  # the latter: more than there is room for
+        raise ProtocolError("a compressed array cannot be read.") from error
+    if end != nbytes or not inflater.eof or inflater.unused_data:
+        raise ProtocolError("a compressed array has another size than it should.")
+    return found

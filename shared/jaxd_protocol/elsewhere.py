@@ -1,0 +1,218 @@
+"""Where the data of a call's leaves lies when it is not in the message, and what is to stay.
+
+The skeleton says nothing of this: a leaf has the same bytes there wherever its data lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+
+__all__ = [
+    "ABSENT",
+    "BLOCK",
+    "EVERYTHING",
+    "HOME_BYTES",
+    "KEPT",
+    "KNOWN",
+    "NAMED",
+    "NOTHING",
+    "PACKED",
+    "PROOF_BYTES",
+    "STORED",
+    "VALUE",
+    "WORTH_A_NAME",
+    "Row",
+    "Stay",
+    "call_of",
+    "content_id",
+    "first_id",
+    "known_skeleton",
+    "named_skeleton",
+    "new_number",
+    "pack_ids",
+    "pack_numbers",
+    "pack_rows",
+    "unpack_ids",
+    "unpack_numbers",
+    "unpack_rows",
+]
+
+VALUE: Final = 1
+"""The data is the value `a` of the session."""
+
+BLOCK: Final = 2
+"""The data lies in block `a` of the connection, from byte `b` on."""
+
+KEPT: Final = 3
+"""The data is here, and becomes value `a` of the session as well."""
+
+STORED: Final = 4
+"""The data is here, and is to be held under its content id (`a`, `b`) as well."""
+
+PACKED: Final = 5
+"""The data is here, compressed."""
+
+ABSENT: Final = frozenset({VALUE, BLOCK})
+"""Leaves of these kinds take no room in a message."""
+
+HOME_BYTES: Final = 1 << 16
+"""Results up to this size come home by themselves."""
+
+EVERYTHING: Final = -1
+NOTHING: Final = (1 << 63) - 1
+"""Bounds for `Stay.above`: a leaf of 0 bytes is above the first, and none is above the second."""
+
+PROOF_BYTES: Final = 16
+"""What the server reads at the beginning of a block to show that it sees the client's memory."""
+
+KNOWN: Final = b"\0"
+NAMED: Final = b"\1"
+"""First bytes of what stands for a skeleton that has a number in its session."""
+
+WORTH_A_NAME: Final = 512
+"""Bytes of a skeleton; shorter ones are not worth the trouble."""
+
+_ID_BITS: Final = 20
+
+new_number: Final = itertools.count(1).__next__
+"""A number for a call, never used twice in this process; the ids of its results are made of it."""
+
+_ROW: Final = struct.Struct("!IBQQ")
+_CONTENT: Final = struct.Struct("!QQ")
+_STAY: Final = struct.Struct("!QqqQ")
+
+
+class Row(NamedTuple):
+    """Where the data of one leaf lies.
+
+    Attributes:
+        leaf: its number among the leaves of the call.
+        kind: one of the constants above.
+        a, b: what they say.
+    """
+
+    leaf: int
+    kind: int
+    a: int
+    b: int = 0
+
+
+class Stay(NamedTuple):
+    """What of a result stays on the server.
+
+    Attributes:
+        number: of the call, within its session; never used twice.
+        above: leaves of more bytes than this become values.
+        home: leaves of up to so many bytes come home; -1: none does.
+        acked: the replies of all calls with a smaller number have arrived.
+    """
+
+    number: int
+    above: int
+    home: int
+    acked: int = 0
+
+    def to_bytes(self, acked: int = 0) -> bytes:
+        """For the wire; `acked` replaces that of this one."""
+        return _STAY.pack(self.number, self.above, self.home, acked or self.acked)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Stay | None:
+        """What `to_bytes` wrote; None when the whole result comes home.
+
+        Raises:
+            ProtocolError: when it is anything else.
+        """
+        if not data:
+            return None
+        if len(data) != _STAY.size:
+            raise ProtocolError("a call does not say readably what is to stay.")
+        return cls(*_STAY.unpack(data))
+
+
+def first_id(number: int) -> int:
+    """The id of the first result of a call, the others follow."""
+    return number << _ID_BITS
+
+
+def call_of(id: int) -> int:  # noqa: A002
+    """The number of the call that has made the value with that id."""
+    return id >> _ID_BITS
+
+
+def content_id(spec: bytes, data: memoryview) -> tuple[int, int]:
+    """What stands for an array's content: half of a SHA-256, which takes 0.5 ms for a megabyte.
+
+    Args:
+        spec: its bytes in a skeleton: dtype, shape and weak type.
+        data: all of its bytes, in C order.
+    """
+    found = hashlib.sha256(struct.pack("!Q", len(spec)) + spec)
+    found.update(data)
+    a, b = _CONTENT.unpack_from(found.digest())
+    return a, b
+
+
+def known_skeleton(number: int) -> bytes:
+    """Stands for the skeleton with that number, 0 to 255."""
+    return KNOWN + bytes((number,))
+
+
+def named_skeleton(number: int, skeleton: bytes) -> bytes:
+    """A skeleton that has that number from now on."""
+    return NAMED + bytes((number,)) + skeleton
+
+
+def pack_rows(rows: Sequence[Row]) -> bytes:
+    """For the wire."""
+    return struct.pack("!" + _ROW.format[1:] * len(rows), *chain.from_iterable(rows))
+
+
+def unpack_rows(data: bytes, leaves: int) -> list[Row]:
+    """What `pack_rows` wrote.
+
+    Raises:
+        ProtocolError: when it is anything else, or the leaves are not there or not in order.
+    """
+    if len(data) % _ROW.size:
+        raise ProtocolError("a call does not say readably where its data lies.")
+    rows = list(map(Row._make, _ROW.iter_unpack(data)))
+    last = -1
+    for row in rows:
+        if not last < row.leaf < leaves or not VALUE <= row.kind <= PACKED:
+            raise ProtocolError("a call says that data lies where none can be.")
+        last = row.leaf
+    return rows
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Ids of values, for the wire."""
+    found = list(ids)
+    return struct.pack(f"!{len(found)}Q", *found)
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """What `pack_ids` wrote; raises `ProtocolError` for anything else."""
+    if len(data) % 8:
+        raise ProtocolError("the ids of values cannot be read.")
+    return struct.unpack(f"!{len(data) // 8}Q", data)
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    """Numbers of leaves, for the wire."""
+    found = tuple(numbers)
+    return struct.pack(f"!{len(found)}I", *found) if found else b""
+
+
+def unpack_numbers(data: bytes) -> tuple[int, ...]:
+    """What `pack_numbers` wrote; raises `ProtocolError` for anything else."""
+    if len(data) % 4:
+        raise ProtocolError("the numbers of leaves cannot be read.")
+    return struct.unpack(f"!{len(data) // 4}I", data)

@@ -1,0 +1,86 @@
+"""A keeper of arrays without a server, which counts what it moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxd.remote_array import RemoteArray
+from jaxd_protocol.trees import Leaf
+
+__all__ = ["FakeKeeper"]
+
+
+class FakeKeeper:
+    """Holds arrays by number.
+
+    Attributes:
+        where: an address.
+        moved: bytes that were brought home.
+        told: what it was asked for, one word each, with the index for parts.
+        failure: what every touch raises, if anything.
+    """
+
+    where = "unix:///run/jaxd"
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self.told: list[Any] = []
+        self.failure: Exception | None = None
+        self._arrays: dict[int, Any] = {}
+
+    def keep(self, value: Any, weak: bool = False) -> Any:
+        """A handle of a numpy or jax array, or of PRNG keys."""
+        leaf, array = described(value, weak)
+        self._arrays[len(self._arrays)] = array
+        return RemoteArray(self, len(self._arrays) - 1, leaf)
+
+    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+        """The bytes, in memory of their own."""
+        self._note("bring" if copy else "view")
+        self.moved += array.leaf.nbytes
+        return memoryview(bytearray(self._arrays[array.id].tobytes()))
+
+    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+        """What numpy says that the index means, as an array of this process."""
+        self._note(("part", index))
+        found = self._arrays[array.id][index]
+        self.moved += found.nbytes
+        return RemoteArray(Ready(found), 0, described(found, array.leaf.weak)[0]).fetch()
+
+    def wait(self, array: RemoteArray) -> None:
+        """Everything is computed."""
+        self._note("wait")
+
+    def delete(self, array: RemoteArray) -> None:
+        """Forgets it."""
+        self._note("delete")
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """Takes note."""
+        self.told.append(("drop", id))
+
+    def _note(self, what: Any) -> None:
+        self.told.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+class Ready(FakeKeeper):
+    """Holds one array that has come home."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__()
+        self._arrays[0] = array
+
+
+def described(value: Any, weak: bool) -> tuple[Leaf, Any]:
+    """The leaf and the numbers of an array."""
+    import jax
+
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(value))
+        return Leaf("K", "uint32", data.shape, impl=str(jax.random.key_impl(value))), data
+    data = np.asarray(value)
+    return Leaf("A", data.dtype.name, data.shape, weak), data

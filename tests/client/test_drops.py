@@ -1,0 +1,102 @@
+"""Values that nobody here holds any more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+from jaxd.drops import Drops
+from jaxd_protocol.elsewhere import pack_ids, unpack_ids
+from tests.end_to_end.gates import wait_until
+
+
+class Told:
+    """Notes what the server was told; is of use as often as the test says."""
+
+    def __init__(self, useful: bool = True) -> None:
+        self.messages: list[tuple[int, ...]] = []
+        self.useful = useful
+
+    def __call__(self, ids: bytes) -> bool:
+        self.messages.append(unpack_ids(ids))
+        return self.useful
+
+
+def test_a_call_takes_along_what_is_gone() -> None:
+    """Each once, in order."""
+    drops = Drops(Told())
+    assert drops.take() == b""
+    drops.add(3)
+    drops.add(1)
+    assert unpack_ids(drops.take()) == (3, 1)
+    assert drops.take() == b""
+
+
+def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
+    """Hundreds of them are one."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    for i in range(300):
+        drops.add(i)
+    wait_until(lambda: sum(map(len, told.messages)) == 300)
+    assert len(told.messages) <= 3
+    drops.add(300)
+    wait_until(lambda: told.messages[-1] == (300,))
+
+
+def test_what_could_not_be_told_goes_with_the_next_call() -> None:
+    """Nothing is lost with a connection."""
+    drops = Drops(Told())
+    drops.add(2)
+    drops.put_back(pack_ids([1]))
+    assert unpack_ids(drops.take()) == (2, 1)
+
+
+def test_the_thread_ends_when_nobody_is_there() -> None:
+    """The session is gone."""
+    told = Told(useful=False)
+    drops = Drops(told)
+    drops.start()
+    drops.add(1)
+    assert drops._thread is not None
+    drops._thread.join(10)
+    assert not drops._thread.is_alive()
+    assert told.messages == [(1,)]
+
+
+def test_the_child_of_a_fork_tells_nothing() -> None:
+    """The values are its parent's."""
+    drops = Drops(Told())
+    drops.add(1)
+    drops.abandon()
+    drops.add(2)
+    assert drops.take() == b""
+
+
+class Dropped:
+    """Lets go of itself in a garbage collection, as arrays do."""
+
+    def __init__(self, drops: Drops, number: int) -> None:
+        self.itself: Any = self
+        self._drops, self._number = drops, number
+
+    def __del__(self) -> None:
+        self._drops.add(self._number)
+
+
+def test_a_garbage_collection_waits_for_nobody() -> None:
+    """Whatever this very thread was doing, and whatever locks it holds."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    lock = threading.Lock()
+    for i in range(50):
+        Dropped(drops, i)
+    with lock:
+        gc.collect()
+        drops.take()
+        gc.collect()
+    drops.add(50)
+    wait_until(lambda: told.messages[-1:] == [(50,)])

@@ -1,0 +1,99 @@
+"""One call on values: what its reply means for the arrays that it took."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd.encoded import Encoded
+from jaxd.flight import Flight
+from jaxd_protocol.calls import FAILED, OK
+from jaxd_protocol.elsewhere import Stay, pack_numbers
+from jaxd_protocol.failures import describe_failure
+
+
+class Taken:
+    """Stands for an array on the server."""
+
+    def __init__(self) -> None:
+        self.donated_to: str | None = None
+
+
+def flight(*donated: int, **more: Any) -> tuple[Flight, list[Taken]]:
+    """A call on three arrays, and these."""
+    arrays: Any = [Taken() for _ in range(3)]
+    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step"))
+    stay = Stay(7, -1, 1 << 16)
+    values = dict(enumerate(arrays))
+    call = Encoded(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
+    return Flight(call, None, donated, **more), arrays
+
+
+def takers(arrays: list[Taken]) -> list[str | None]:
+    """Who has the arrays."""
+    return [array.donated_to for array in arrays]
+
+
+def succeeded(*given_up: int) -> tuple[Any, ...]:
+    """The reply of a call that went well."""
+    return (OK, b"skeleton", b"", pack_numbers(given_up), b"")
+
+
+def failed(*given_up: int) -> tuple[Any, ...]:
+    """The reply of a call that did not."""
+    return (FAILED, describe_failure(ArithmeticError("no")), pack_numbers(given_up))
+
+
+def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
+    """Before anything was sent."""
+    _, arrays = flight(1)
+    assert takers(arrays) == [None, "step", None]
+
+
+@pytest.mark.parametrize("reply", [succeeded, failed])
+def test_the_reply_decides_what_was_taken(reply: Any) -> None:
+    """More than was known, or less."""
+    one, arrays = flight(1)
+    one.settle(reply(0, 2), ())
+    assert takers(arrays) == ["step", None, "step"]
+
+
+def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
+    """Another one has taken an array in the meantime."""
+    one, arrays = flight(1)
+    arrays[0].donated_to = "other"
+    one.fail(ConnectionError("gone"))
+    assert takers(arrays) == ["other", None, None]
+    assert isinstance(one.error, ConnectionError)
+
+
+def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
+    """Though two threads may settle it."""
+    ended: list[Flight] = []
+    one, _ = flight(ended=ended.append)
+    one.settle(succeeded(), ())
+    one.settle(succeeded(), ())
+    assert ended == [one]
+    assert one.done
+    assert not one.call.values
+
+
+def test_another_structure_than_before_is_an_error() -> None:
+    """What was returned before it had run would not fit."""
+    one, _ = flight()
+    one.skeleton = b"known"
+    one.settle(succeeded(), ())
+    with pytest.raises(Exception, match="another structure"):
+        raise one.error or AssertionError
+
+
+def test_numbers_grow_in_the_order_of_sending() -> None:
+    """Whichever was encoded first."""
+    first, second = flight()[0], flight()[0]
+    second.renumber()
+    first.renumber()
+    assert second.number < first.number
+    assert first.call.stay is not None
+    assert first.call.stay.number == first.number

@@ -1,0 +1,236 @@
+"""Calls on values on their way: their order, their number, and what a lost connection means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd.encoded import Encoded
+from jaxd.flight import Flight
+from jaxd.flights import AHEAD, Flights
+from jaxd.pending import Pending
+from jaxd.routes import Load
+from jaxd_protocol.calls import OK
+from jaxd_protocol.elsewhere import Stay, pack_ids
+from jaxd_protocol.errors import ConnectionLost, LimitExceeded, NoServer, ValuesLost, WorkerLost
+from jaxd_protocol.wire import Frame
+from tests.end_to_end.gates import in_thread, wait_until
+
+
+class Connection:
+    """Takes requests; the test replies."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
+        self.refuses: Exception | None = None
+        self.waiting: list[Pending] = []
+        self._numbers = iter(range(1, 1000))
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def launch(
+        self,
+        verb: str,
+        args: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+        then: Callable[[Pending], None],
+        number: int,
+        *,
+        attended: bool,
+    ) -> Pending:
+        if self.refuses is not None:
+            raise self.refuses
+        stay = Stay.from_bytes(args[5])
+        assert stay is not None
+        self.sent.append((stay.number, stay.acked, args[7]))
+        self.waiting.append(Pending(then))
+        return self.waiting[-1]
+
+    def reply(self, index: int = 0) -> None:
+        """The call is done."""
+        pending = self.waiting.pop(index)
+        pending.value, pending.frame = (OK, b"s", b"", b"", b""), Frame(b"")
+        pending.done = True
+        assert pending.then is not None
+        pending.then(pending)
+
+    def lose(self) -> None:
+        """The connection ends."""
+        self.alive = False
+        for pending in self.waiting:
+            pending.error, pending.done = ConnectionLost("lost"), True
+            assert pending.then is not None
+            pending.then(pending)
+
+    def await_reply(self, pending: Pending, deadline: float | None = None) -> None:
+        wait_until(lambda: pending.done)
+
+
+class Server:
+    """Connections, one after the other."""
+
+    def __init__(self) -> None:
+        self.connections = [Connection()]
+        self.gone: Exception | None = None
+        self.drops = b""
+        routes: Any = SimpleNamespace(
+            load=lambda call, *_, **__: Load(call.rows, call.buffers), announce=lambda *_: True
+        )
+        connect: Any = self.connect
+        self.flights = Flights(connect, routes, lambda: self.drops, lambda *_: None)
+
+    def connect(self) -> Connection:
+        if self.gone is not None:
+            raise self.gone
+        if not self.connections[-1].alive:
+            self.connections.append(Connection())
+        return self.connections[-1]
+
+    def launch(self, ended: Any = None) -> Flight:
+        spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+        call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
+        flight = Flight(call, None, (), ended)
+        self.flights.launch(flight)
+        return flight
+
+
+@pytest.fixture
+def server() -> Server:
+    """With one connection."""
+    return Server()
+
+
+def numbers(connection: Connection) -> list[int]:
+    """Of the calls that it was sent."""
+    return [number for number, *_ in connection.sent]
+
+
+def test_each_says_up_to_where_replies_have_come(server: Server) -> None:
+    """In whichever order they come."""
+    connection = server.connections[0]
+    first, second, third = (server.launch().number for _ in range(3))
+    assert first < second < third
+    assert [acked for _, acked, _ in connection.sent] == [first] * 3
+    connection.reply(1)
+    server.launch()
+    connection.reply(0)
+    server.launch()
+    assert [acked for _, acked, _ in connection.sent[3:]] == [first, third]
+
+
+def test_only_so_many_are_on_their_way(server: Server) -> None:
+    """The next one waits for the first."""
+    connection = server.connections[0]
+    for _ in range(AHEAD):
+        server.launch()
+    waiting = in_thread(server.launch)
+    assert len(connection.sent) == AHEAD
+    assert not waiting.done()
+    connection.reply()
+    waiting.result(10)
+    assert len(connection.sent) == AHEAD + 1
+
+
+def test_what_was_lost_is_sent_again_first(server: Server) -> None:
+    """In its order, with its number, and with what nobody holds any more."""
+    server.drops = pack_ids([4])
+    first, second = server.launch(), server.launch()
+    server.drops = b""
+    server.connections[0].lose()
+    third = server.launch()
+    again = server.connections[1]
+    assert numbers(again) == [first.number, second.number, third.number]
+    assert [drops for *_, drops in again.sent] == [pack_ids([4])] * 2 + [b""]
+
+
+def test_who_waits_sends_again(server: Server) -> None:
+    """Nobody else would."""
+    flight = server.launch()
+    server.connections[0].lose()
+    waiting = in_thread(server.flights.wait, flight)
+    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    server.connections[1].reply()
+    waiting.result(10)
+    assert flight.error is None
+
+
+def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
+    """Somebody wants to know when it is done; or that there is no server any more."""
+    ended: list[Flight] = []
+    flight = server.launch(ended.append)
+    server.connections[0].lose()
+    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    server.gone = NoServer("gone. Start one.")
+    server.connections[1].lose()
+    wait_until(lambda: ended == [flight])
+    assert isinstance(flight.error, NoServer)
+
+
+def test_what_loses_every_connection_is_given_up(server: Server) -> None:
+    """It may be what ends the worker."""
+    flight = server.launch()
+    for _ in range(3):
+        server.connections[-1].lose()
+        server.flights._recover()
+    server.connections[-1].lose()
+    server.flights.wait(flight)
+    assert isinstance(flight.error, WorkerLost)
+    assert len(server.connections) == 5
+
+
+def test_a_call_that_cannot_be_sent_is_none(server: Server) -> None:
+    """It holds nobody up."""
+    server.connections[0].refuses = LimitExceeded("too large. Send less.")
+    with pytest.raises(LimitExceeded):
+        server.launch()
+    server.connections[0].refuses = None
+    flight = server.launch()
+    assert server.connections[0].sent[-1][1] == flight.number
+
+
+def test_a_call_without_a_server_is_none(server: Server) -> None:
+    """It is not made later, when there is one."""
+    first = server.launch()
+    server.connections[0].lose()
+    server.gone = NoServer("gone. Start one.")
+    with pytest.raises(NoServer):
+        server.launch()
+    server.gone = None
+    last = server.launch()
+    assert numbers(server.connections[1]) == [first.number, last.number]
+
+
+def test_a_reply_that_was_read_by_an_interrupted_thread_counts(server: Server) -> None:
+    """Whoever waits looks for itself."""
+    flight = server.launch()
+    (pending,) = server.connections[0].waiting
+    pending.value, pending.frame, pending.done = (OK, b"s", b"", b"", b""), Frame(b""), True
+    server.flights.wait(flight)
+    assert flight.done
+    assert not server.flights._open
+
+
+def test_when_the_session_is_gone_so_are_its_calls(server: Server) -> None:
+    """Those that were on their way fail with the same error."""
+    flights = [server.launch() for _ in range(3)]
+    error = ValuesLost("gone. Make them again.")
+    server.flights.fail_all(error)
+    assert [flight.error for flight in flights] == [error] * 3
+
+
+def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
+    """Is told of when it ends, and is not sent again when its connection is lost before."""
+    ended: list[Flight] = []
+    kept, lost = server.launch(), server.launch()
+    server.flights.abandon(kept, ended.append)
+    server.connections[0].reply()
+    assert ended == [kept]
+    server.connections[0].lose()
+    server.flights.abandon(lost, ended.append)
+    assert isinstance(lost.error, ConnectionLost)
+    assert not server.flights._open

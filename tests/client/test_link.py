@@ -1,0 +1,49 @@
+"""One server, and the connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jaxd.caller import Caller
+from jaxd.link import Link
+from jaxd.settings import Settings
+from jaxd_protocol.addresses import Address
+from tests.live_server import LiveServer
+
+
+@pytest.fixture
+def link(live: LiveServer) -> Iterator[Link]:
+    """Not connected so far."""
+    link = Caller(Settings(server=Address.parse(live.unix)))
+    yield link
+    link.close()
+
+
+def test_values_outlive_a_connection(link: Link) -> None:
+    """The session is the same."""
+    values = link.values()
+    link.connection().shut()
+    assert link.values() is values
+    assert link.connection().alive
+    assert link.values() is values
+
+
+def test_messages_about_another_session_are_of_no_use(link: Link) -> None:
+    """Nobody is there to whom they mean anything."""
+    old = link.values()
+    assert link.tell(old, "drop", b"")
+    link.connection().shut()
+    link.session = None
+    link.connection()
+    assert link.values() is not old
+    assert not link.tell(old, "drop", b"")
+
+
+def test_without_a_connection_nothing_is_told_and_none_is_made(link: Link) -> None:
+    """It may be that the process ends."""
+    values = link.values()
+    link.close()
+    assert link.tell(values, "drop", b"")
+    assert not link.connected

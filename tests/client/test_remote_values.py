@@ -1,0 +1,49 @@
+"""The arrays of one session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxd import Client
+from jaxd.errors import ProtocolError, ValuesLost
+from jaxd.remote_values import specs_in
+from jaxd_protocol.elsewhere import pack_ids, unpack_ids
+from jaxd_protocol.trees import Leaf, TreeEncoder
+
+
+def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
+    """In order; an object is refused."""
+    encoder = TreeEncoder()
+    encoder.specs([Leaf("A", "float32", (3,)), Leaf("A", "int8", ())])
+    assert [leaf.dtype for leaf in specs_in(encoder.skeleton)] == ["float32", "int8"]
+    with pytest.raises(ProtocolError):
+        specs_in(b"P" + bytes(4))
+
+
+def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) -> None:
+    """For the next call."""
+    values = client.caller.values()
+    client.close()
+    assert values._tell(pack_ids([5, 6]))
+    assert unpack_ids(values.drops.take()) == (5, 6)
+
+
+def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
+    """Each time, and without another connection."""
+    array = client.put(np.ones(3))
+    array.keeper.end("they are gone. Make them again.")
+    client.close()
+    for _ in range(2):
+        with pytest.raises(ValuesLost, match="they are gone"):
+            np.asarray(array)
+    assert not client.caller.connected
+
+
+def test_several_come_home_with_one_message(client: Client) -> None:
+    """And are here afterwards."""
+    arrays = [client.put(np.full(10, i)) for i in range(20)]
+    before = client.caller.connection().number()
+    client.get(arrays)
+    assert client.caller.connection().number() - before <= 2
+    assert all(array.is_here for array in arrays)

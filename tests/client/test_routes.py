@@ -1,0 +1,158 @@
+"""How large arrays travel: through blocks, or in the message."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import block_arrays
+from jaxd.blocks import Pool
+from jaxd.routes import SHARED_BYTES, Routes
+from jaxd_protocol.calls import OK
+from jaxd_protocol.elsewhere import BLOCK, PROOF_BYTES, VALUE, Row
+from jaxd_protocol.errors import ConnectionLost, LimitExceeded
+
+
+class Connection:
+    """A server that maps what it is given, and shows what is in it; unless it is to fail."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.passes_descriptors = True
+        self.sent_before = None
+        self.proof: bytes | None = None
+        self.failure: Exception | None = None
+        self.shared: list[int] = []
+        self.told: list[tuple[str, Any]] = []
+        self._pool = pool
+
+    def request(self, verb: str, args: Any, descriptors: Any = (), **_: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        number, _ = args
+        self.shared.append(number)
+        (block,) = [b for b in self._pool._blocks.values() if b.number == number]
+        return (OK, bytes(block.view[:PROOF_BYTES]) if self.proof is None else self.proof), None
+
+    def tell(self, verb: str, args: Any) -> None:
+        self.told.append((verb, args))
+
+
+def data(*arrays: Any, rows: tuple[Row, ...] = ()) -> Any:
+    """A call with these arrays beside it, as leaves 1, 2 and so on."""
+    views = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
+    owners = list(range(1, len(views) + 1))
+    return SimpleNamespace(rows=rows, buffers=views, owners=owners, sources={}, heads={})
+
+
+LARGE = np.arange(SHARED_BYTES, dtype=np.uint8)
+SMALL = np.ones(SHARED_BYTES - 1, np.uint8)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    """Of its own."""
+    return Pool(1 << 26)
+
+
+@pytest.fixture
+def connection(pool: Pool) -> Any:
+    """To a server on this machine."""
+    return Connection(pool)
+
+
+def idle(pool: Pool) -> bool:
+    """Whether no block is in use."""
+    with pool._lock:
+        pool._settle()
+        return len(pool._idle) == len(pool._blocks)
+
+
+def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
+    pool: Pool, connection: Any
+) -> None:
+    """Rows say which is where, by leaf; beside those that the call had."""
+    row = Row(0, VALUE, 7)
+    load = Routes(pool).load(data(SMALL, LARGE, rows=(row,)), connection)
+    assert [(r.leaf, r.kind) for r in load.rows] == [(0, VALUE), (2, BLOCK)]
+    assert [len(one) for one in load.buffers] == [len(SMALL)]
+    ((block, offset),) = load.places
+    assert bytes(block.view[offset : offset + len(LARGE)]) == LARGE.tobytes()
+    assert connection.shared == [block.number]
+    assert not idle(pool)
+    load.release()
+    assert idle(pool)
+
+
+def test_a_block_is_announced_once_to_each_connection(pool: Pool, connection: Any) -> None:
+    """And again to another one."""
+    routes, other = Routes(pool), Connection(pool)
+    for one in (connection, connection, other):
+        routes.load(data(LARGE), one).release()  # type: ignore[arg-type]
+    assert len(connection.shared) == len(other.shared) == 1
+
+
+def test_what_lies_in_a_block_is_not_copied(pool: Pool, connection: Any) -> None:
+    """Unless its caller may change it before the call is over."""
+    array = block_arrays.empty(pool, SHARED_BYTES * 2, "u1")
+    routes = Routes(pool)
+    assert routes.lies_in_blocks(data(array[5:]))
+    assert not routes.lies_in_blocks(data(LARGE))
+    ((own, offset),) = routes.load(data(array[5:]), connection).places
+    assert own.address + offset == array[5:].ctypes.data
+    ((copy, _),) = routes.load(data(array[5:]), connection, copied=True).places
+    assert copy is not own
+
+
+@pytest.mark.parametrize("proof", [b"", b"somebody else's!"])
+def test_a_server_that_does_not_see_the_memory_is_sent_everything(
+    pool: Pool, connection: Any, proof: bytes
+) -> None:
+    """From then on, and without asking again; no block stays in use."""
+    connection.proof = proof
+    for _ in range(2):
+        load = Routes(pool).load(data(LARGE), connection)
+        assert (list(load.rows), load.places) == ([], ())
+        assert [bytes(one) for one in load.buffers] == [LARGE.tobytes()]
+    assert len(connection.shared) == 1
+    assert idle(pool)
+
+
+def test_a_server_that_refuses_the_memory_is_sent_everything(pool: Pool, connection: Any) -> None:
+    """It may map as much as it likes."""
+    connection.failure = LimitExceeded("too much. Share less.")
+    assert not Routes(pool).load(data(LARGE), connection).places
+    assert idle(pool)
+
+
+def test_a_connection_that_is_lost_meanwhile_keeps_no_block(pool: Pool, connection: Any) -> None:
+    """The call is made again over another one."""
+    connection.failure = ConnectionLost("lost")
+    with pytest.raises(ConnectionLost):
+        Routes(pool).load(data(LARGE), connection)
+    assert idle(pool)
+
+
+def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
+    """As on a system without such memory."""
+    load = Routes(Pool(SHARED_BYTES // 2)).load(data(LARGE), connection)
+    assert len(load.buffers) == 1
+
+
+def test_room_is_held_by_what_lies_in_it(pool: Pool, connection: Any) -> None:
+    """The block is free when no view of it is left."""
+    found: Any = Routes(pool).room(connection, [100, SHARED_BYTES])
+    places, views = found
+    assert [len(view) for view in views] == [100, SHARED_BYTES]
+    assert places[0] == places[2]
+    assert places[1] < places[3]
+    assert not idle(pool)
+    del found, views
+    assert idle(pool)
+
+
+def test_there_is_no_room_for_little(pool: Pool, connection: Any) -> None:
+    """It had better be sent."""
+    assert Routes(pool).room(connection, [SHARED_BYTES - 1]) is None

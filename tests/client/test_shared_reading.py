@@ -1,0 +1,73 @@
+"""Who reads a connection that many share; `test_transport` has the rest."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from jaxd.transport import ClientConnection
+from jaxd_protocol.wire import BulkStream
+from tests.client.test_transport import Answering, Server
+from tests.end_to_end.gates import in_thread, wait_until
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[ClientConnection, Server]]:
+    """The two ends of a connection."""
+    ours, theirs = socket.socketpair()
+    client, server = ClientConnection(BulkStream(ours), 1 << 24, Answering()), Server(theirs)
+    yield client, server
+    client.shut()
+    server.shut()
+
+
+def test_many_may_wait_for_one_reply(ends: tuple[ClientConnection, Server]) -> None:
+    """All of them see it, whoever reads."""
+    client, server = ends
+    reading = in_thread(client.request, "call", ())
+    seq, *_ = server.take()
+    pending = client.launch("call", (), (), lambda _: None, client.number(), attended=False)
+    other, *_ = server.take()
+    waiting = [in_thread(client.await_reply, pending) for _ in range(6)]
+    wait_until(lambda: len(pending.gates) == 6)
+    server.send_reply(seq, 1)  # the one who read has what it wanted: another one goes on
+    assert reading.result(10)[0] == 1
+    server.send_reply(other, 2)
+    for each in waiting:
+        each.result(10)
+    assert pending.result()[0] == 2
+
+
+def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
+    ends: tuple[ClientConnection, Server],
+) -> None:
+    """Also those that nobody waits for."""
+    client, server = ends
+    arrived = threading.Event()
+    client.launch("call", (), (), lambda _: arrived.set(), client.number(), attended=False)
+    first, *_ = server.take()
+    large = memoryview(bytes(1 << 23))
+    sending = in_thread(
+        lambda: client.launch("call", (), [large], lambda _: None, client.number(), attended=False)
+    )
+    server.send_reply(first, None, [memoryview(bytes(1 << 23))])  # nobody else reads this
+    assert arrived.wait(10)
+    server.take()
+    sending.result(10)
+    assert client._unattended == 0
+
+
+def test_a_late_reply_goes_where_it_was_told_to(ends: tuple[ClientConnection, Server]) -> None:
+    """Its caller has given up waiting."""
+    client, server = ends
+    late: list[object] = []
+    giving_up = in_thread(
+        lambda: client.request("call", (), deadline=0.0, late=lambda p: late.append(p.value))
+    )
+    seq, *_ = server.take()
+    assert giving_up.exception(10) is not None
+    server.send_reply(seq, "late")
+    wait_until(lambda: late == ["late"])

@@ -1,0 +1,150 @@
+"""Values live as long as their process, and a little longer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import connect, wait
+from jaxd.errors import ValuesLost
+from tests.end_to_end.gates import wait_until
+from tests.live_server import LiveServer
+
+StartLive = Callable[..., LiveServer]
+
+HOLD = """
+    import sys
+    import numpy as np
+    import jaxd
+    from jaxd import persistent_call
+
+    @persistent_call(donate_argnums=0)
+    def step(state):
+        return {name: value + 1 for name, value in state.items()}
+
+    state = {"w": np.zeros(100_000, np.float32), "n": np.int32(0)}
+    for _ in range(10):
+        state = step(state)
+    kept = jaxd.put(np.ones(50_000, np.float32))
+    jaxd.put(kept, name="outlives")
+    jaxd.wait(state)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def status(live: LiveServer) -> dict[str, Any]:
+    """What `jaxd status --json` says of the worker."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxd.cli", "status", "--json"],
+        env=live.environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def counts(live: LiveServer) -> tuple[int, int, int]:
+    """Values, their bytes and sessions."""
+    with connect(live.unix) as client:
+        said = client.caller.ask("statistics")
+        return said["values"], said["value_bytes"], said["sessions"]
+
+
+def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> None:
+    """When its grace is over, and not before; the status says so."""
+    live = start_live("--session-grace-s", "1")
+    with connect(live.unix) as client:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(HOLD)],
+            env=live.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "ready\n"
+            wait_until(lambda: '"values": 3,' in json.dumps(status(live)))  # as of its last beat
+            said = client.caller.ask("statistics")
+            assert (said["values"], said["value_bytes"]) == (3, 400_000 + 4 + 200_000)
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+        wait_until(lambda: client.caller.ask("statistics")["values"] == 1)
+        assert client.caller.ask("statistics")["value_bytes"] == 200_000
+        assert float(client.named("outlives")[3]) == 1.0
+
+
+def test_a_lost_connection_costs_nothing(start_live: StartLive) -> None:
+    """The next one finds the values, calls go on in their order, and none runs twice."""
+    live = start_live()
+    with connect(live.unix) as client:
+
+        @client.persistent_call(donate_argnums=0)
+        def step(state: Any, batch: Any) -> Any:
+            return {"w": state["w"] + batch.sum(), "n": state["n"] + 1}
+
+        state: Any = {"w": np.zeros(50_000, np.float32), "n": np.int32(0)}
+        for turn in range(30):
+            state = step(state, np.ones(4, np.float32))
+            if turn % 7 == 3:
+                client.caller.connection()._channel.stream.sock.shutdown(2)
+        assert int(state["n"]) == 30
+        assert float(state["w"][7]) == 120.0
+        wait_until(lambda: client.statistics().values == 2)
+
+
+def test_who_stays_away_for_too_long_is_told(start_live: StartLive) -> None:
+    """The values are gone, and the next call says why and what to do."""
+    live = start_live("--session-grace-s", "0")
+    with connect(live.unix) as client, connect(live.unix) as other:
+        held = client.put(np.ones(50_000, np.float32))
+        client.caller.connection()._channel.stream.sock.shutdown(2)
+        wait_until(lambda: other.caller.ask("statistics")["values"] == 0)
+        with pytest.raises(ValuesLost, match="--session-grace-s"):
+            held.fetch()
+        assert float(client.put(np.ones(3))[0]) == 1.0
+
+
+def test_handles_that_go_free_their_memory(start_live: StartLive) -> None:
+    """With the next call, or without one after a moment; what is deleted, at once."""
+    live = start_live()
+    with connect(live.unix) as client:
+        held = [client.put(np.ones(50_000, np.float32)) for _ in range(5)]
+        assert counts(live)[:2] == (5, 1_000_000)
+        held.pop().delete()
+        del held[:2]
+        wait_until(lambda: counts(live)[:2] == (2, 400_000))
+        held.clear()
+        wait_until(lambda: counts(live)[:2] == (0, 0))
+
+
+def test_a_loop_leaves_nothing_behind(start_live: StartLive) -> None:
+    """However many steps: the last state is all that there is."""
+    live = start_live()
+    with connect(live.unix) as client:
+
+        @client.persistent_call
+        def step(state: Any) -> Any:
+            return [leaf + 1 for leaf in state], state[0].sum()
+
+        state: Any = [np.zeros(30_000, np.float32), np.float32(0)]
+        for _ in range(200):
+            state, loss = step(state)
+        wait((state, loss))
+        wait_until(lambda: counts(live)[0] == 3)
+        assert float(loss) == 199 * 30_000
+        worker = live.worker_pid()
+        assert len(os.listdir(f"/proc/{worker}/fd")) < 200

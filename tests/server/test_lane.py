@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+from jaxd_server.lane import AHEAD, Lane
+from jaxd_server.replies import Finish, Reply
+from tests.server.staging import PATIENCE_S, at_once, start, until
+
+
+class Work:
+    """Calls that say what happens to them, and end when the test says so."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.replies: list[Any] = []
+        self.gates: dict[Any, threading.Event] = {}
+
+    def gate(self, name: Any) -> threading.Event:
+        """What a call of that name waits for."""
+        return self.gates.setdefault(name, threading.Event())
+
+    def start(self, name: Any, *, held: bool = False, slow: bool = False) -> Finish:
+        """Begins a call: `held` waits in its start, `slow` on the device."""
+        if held:
+            self.gate(name).wait(PATIENCE_S)
+        self.log.append(f"start {name}")
+
+        def finish() -> Reply:
+            if slow:
+                self.gate(name).wait(PATIENCE_S)
+            self.log.append(f"finish {name}")
+            return (name,), ()
+
+        return finish
+
+    def send(self, reply: Reply) -> None:
+        """Takes a reply."""
+        self.replies.append(reply[0][0])
+
+    def put(self, lane: Lane, name: Any, **how: bool) -> None:
+        """One call."""
+        lane.put(partial(self.start, name, **how), self.send)
+
+
+def test_calls_start_in_order_and_their_replies_are_sent() -> None:
+    """Whoever is slow to begin keeps those behind it waiting."""
+    lane, work = Lane(), Work()
+    work.put(lane, 0, held=True)
+    for number in (1, 2, 3):
+        work.put(lane, number)
+    assert work.log == []
+    work.gate(0).set()
+    until(lambda: len(work.replies) == 4)
+    assert work.replies == [0, 1, 2, 3]
+    assert [line for line in work.log if "start" in line] == [f"start {i}" for i in range(4)]
+
+
+def test_the_next_is_started_while_the_device_works_on_the_last() -> None:
+    """A few of them, and no more."""
+    lane, work = Lane(), Work()
+    for number in range(AHEAD + 2):
+        work.put(lane, number, slow=True)
+    until(lambda: len(work.log) == AHEAD)
+    assert work.replies == []
+    work.gate(0).set()
+    until(lambda: len(work.log) == AHEAD + 2)  # one done, one more started
+    assert work.log[-2:] == ["finish 0", f"start {AHEAD}"]
+    for number in range(1, AHEAD + 2):
+        work.gate(number).set()
+    until(lambda: len(work.replies) == AHEAD + 2)
+    assert work.replies == list(range(AHEAD + 2))
+
+
+def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
+    """What a client does with its replies is not what the others wait for."""
+    lane, work, read = Lane(), Work(), threading.Event()
+
+    def send_slowly(reply: Reply) -> None:
+        read.wait(PATIENCE_S)
+        work.send(reply)
+
+    lane.put(partial(work.start, "unread"), send_slowly)
+    for number in range(AHEAD):
+        work.put(lane, number, slow=True)
+    until(lambda: f"start {AHEAD - 1}" in work.log)
+    read.set()
+    for number in range(AHEAD):
+        work.gate(number).set()
+    until(lambda: len(work.replies) == AHEAD + 1)
+
+
+def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
+    """In the thread that asks; otherwise not at all."""
+    lane, work = Lane(), Work()
+    assert lane.try_now(partial(work.start, "now"), work.send)
+    assert work.replies == ["now"]
+    work.put(lane, "held", held=True)
+    assert not lane.is_idle
+    assert not lane.try_now(partial(work.start, "no"), work.send)
+    work.gate("held").set()
+    until(lambda: work.replies == ["now", "held"])
+    until(lambda: lane.is_idle)
+
+
+def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
+    """And is started when that is done, by a thread of its own."""
+    lane, work = Lane(), Work()
+    first = start(lane.try_now, partial(work.start, "first", held=True), work.send)
+    until(lambda: not lane.is_idle)
+    work.put(lane, "second")
+    work.gate("first").set()
+    until(lambda: len(work.replies) == 2)
+    first.join(PATIENCE_S)
+    assert work.log == ["start first", "finish first", "start second", "finish second"]
+
+
+def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
+    """At once when there is nothing before it; calls that come later see it."""
+    lane, work = Lane(), Work()
+    lane.then(lambda: work.log.append("at once"))
+    assert work.log == ["at once"]
+    work.put(lane, 1, held=True)
+    lane.then(lambda: work.log.append("then"))
+    work.put(lane, 2)
+    work.gate(1).set()
+    until(lambda: len(work.replies) == 2)
+    assert [line for line in work.log if "finish" not in line][1:] == ["start 1", "then", "start 2"]
+
+
+def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
+    """Some at once and some behind others, as it happens."""
+    lane, work, inside = Lane(), Work(), list[int]()
+
+    def begin(name: Any) -> Finish:
+        inside.append(1)
+        assert len(inside) == 1
+        finish = work.start(name)
+        inside.pop()
+        return finish
+
+    def many(index: int) -> None:
+        for turn in range(200):
+            call = partial(begin, (index, turn))
+            if turn % 3 or not lane.try_now(call, work.send):
+                lane.put(call, work.send)
+
+    assert at_once(4, many) == [None] * 4
+    until(lambda: len(work.replies) == 800)
+    assert sorted(work.replies) == [(i, t) for i in range(4) for t in range(200)]
+    for index in range(4):
+        started = [line for line in work.log if line.startswith(f"start ({index},")]
+        assert started == [f"start ({index}, {turn})" for turn in range(200)]

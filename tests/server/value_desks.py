@@ -1,0 +1,144 @@
+"""The values of one session, as a client uses them, without the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxd.arguments import ArgumentEncoder, encode_arguments
+from jaxd.remote_array import RemoteArray
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.elsewhere import EVERYTHING, Row, Stay, first_id, pack_ids, pack_rows
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.statics import statics_of
+from jaxd_protocol.trees import Leaf, TreeEncoder, numpy_leaf, parse_skeleton
+from jaxd_server.call import Call
+from jaxd_server.holdings import Holdings
+from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.shortage import Shortage
+from jaxd_server.value_desk import ValueDesk
+from jaxd_server.values import Values, ValuesOfSession
+from tests.server.in_process import Source
+
+__all__ = ["Blocks", "Desk", "here", "skeleton_of", "specs"]
+
+
+class Blocks:
+    """Memory that is shared with a client: one block for each number."""
+
+    def __init__(self, **blocks: bytearray) -> None:
+        self.blocks = {int(name[1:]): memoryview(data) for name, data in blocks.items()}
+
+    def view(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """To be read."""
+        return self.writable_view(number, offset, nbytes).toreadonly()
+
+    def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """To be written."""
+        if number not in self.blocks or offset + nbytes > len(self.blocks[number]):
+            raise ProtocolError("there is no such place.")
+        return self.blocks[number][offset : offset + nbytes]
+
+
+class Desk:
+    """A desk, and what a client would ask it. Numbers of calls are given out in order."""
+
+    def __init__(
+        self,
+        values: Values | None = None,
+        principal: str = "uid:1",
+        blocks: Blocks | None = None,
+        most: int = 1 << 30,
+    ) -> None:
+        self.values = Values() if values is None else values
+        self.own = ValuesOfSession(principal)
+        self.holdings = Holdings(self.values, self.own, blocks or Blocks())
+        self.desk = ValueDesk(self.holdings, Shortage(Reclaimer(), lambda: ""), most)
+        self.number = 0
+
+    def ask(self, verb: str, *args: Any, buffers: Sequence[memoryview] = ()) -> tuple[Any, Any]:
+        """The answer; raises what it says instead of one."""
+        value, data = self.desk.answer(verb, args, buffers)
+        if value[0] == FAILED:
+            raise rebuild_failure(value[1])
+        return value, data
+
+    def put(self, *leaves: Any, rows: Sequence[Row] = (), config: Any = ()) -> tuple[int, ...]:
+        """The ids of what was put."""
+        encoder = ArgumentEncoder({})
+        encoder.node(leaves)
+        message = (encoder.skeleton, encoder.blob, pack_rows(rows), config)
+        self.number += 1
+        value, _ = self.ask("put", self.number, *message, buffers=encoder.buffers)
+        return tuple(first_id(self.number) + i for i in range(len(specs(value[1]))))
+
+    def fetch(self, *ids: int) -> list[Any]:
+        """The arrays as numpy's."""
+        _, buffers = self.ask("fetch", pack_ids(ids), b"")
+        leaves = [self.own.get(number).leaf for number in ids]
+        return [here(leaf, data) for leaf, data in zip(leaves, buffers, strict=True)]
+
+    def part(self, number: int, *index: Any, above: int = 1 << 30) -> Any:
+        """What basic indexing gives; the id of a new value when it is above that many bytes."""
+        self.number += 1
+        value, buffers = self.ask("part", number, index, above, self.number)
+        (leaf,) = specs(value[1])
+        return here(leaf, buffers[0]) if buffers else first_id(self.number)
+
+    def name(self, name: str, *ids: int, ttl_s: float | None = None) -> None:
+        """Gives them a name, as a tuple."""
+        leaves = [self.own.get(number).leaf for number in ids]
+        self.ask("name", name, skeleton_of(*leaves), pack_ids(ids), ttl_s)
+
+    def named(self, name: str) -> tuple[int, ...]:
+        """The ids of what has that name."""
+        self.number += 1
+        value, _ = self.ask("named", name, self.number)
+        return tuple(first_id(self.number) + i for i in range(len(specs(value[1]))))
+
+    def ref(self, number: int) -> RemoteArray:
+        """What a client has of a value."""
+        return RemoteArray(self, number, self.own.get(number).leaf)  # type: ignore[arg-type]
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """A handle is gone; nobody is told."""
+
+    def call(self, source: Source, *args: Any, above: int = EVERYTHING, home: int = -1) -> Call:
+        """A call of this session, on values where `args` has what `ref` returned."""
+        self.number += 1
+        statics = statics_of(source.function, source.options)
+        encoded = encode_arguments(args, {}, statics, {}, self)
+        call = Call(source.key, encoded.skeleton, encoded.blob, encoded.buffers, source)
+        call.stay, call.holdings = Stay(self.number, above, home), self.holdings
+        call.elsewhere = pack_rows(encoded.rows)
+        return call
+
+    def holders(self) -> dict[str, Any]:
+        """Who holds what."""
+        value, _ = self.desk.answer("values", (), ())
+        report: dict[str, Any] = json.loads(value)
+        return report
+
+
+def specs(skeleton: bytes) -> tuple[Leaf, ...]:
+    """The leaves of a flat tuple."""
+    return parse_skeleton(skeleton, lambda *_: tuple).leaves
+
+
+def skeleton_of(*leaves: Leaf) -> bytes:
+    """That of a flat tuple."""
+    encoder = TreeEncoder()
+    encoder.specs(leaves)
+    return encoder.skeleton
+
+
+def here(leaf: Leaf, data: memoryview) -> Any:
+    """The array as numpy's."""
+    place = parse_skeleton(skeleton_of(leaf), lambda *_: tuple).whole.places[0]
+    if place.buffer >= 0:
+        return np.array(numpy_leaf(leaf, place, b"", [data]))
+    return np.array(numpy_leaf(leaf, place, bytes(data), []))

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxd_protocol.elsewhere import (
+    BLOCK,
+    EVERYTHING,
+    KEPT,
+    NOTHING,
+    PACKED,
+    VALUE,
+    Row,
+    Stay,
+    call_of,
+    content_id,
+    first_id,
+    pack_ids,
+    pack_numbers,
+    pack_rows,
+    unpack_ids,
+    unpack_numbers,
+    unpack_rows,
+)
+from jaxd_protocol.errors import ProtocolError
+
+U64 = st.integers(0, (1 << 64) - 1)
+
+
+@given(st.dictionaries(st.integers(0, 99), st.tuples(st.integers(VALUE, PACKED), U64, U64)))
+def test_rows_arrive_as_they_were(rows: dict[int, tuple[int, int, int]]) -> None:
+    """In the order of their leaves."""
+    given_rows = [Row(leaf, *rest) for leaf, rest in sorted(rows.items())]
+    assert unpack_rows(pack_rows(given_rows), 100) == given_rows
+
+
+def test_a_content_id_stands_for_data_and_what_it_is() -> None:
+    """Both decide, and one cannot pass for a part of the other's."""
+    data = memoryview(b"data")
+    ids = {content_id(*one) for one in [(b"A", data), (b"Ad", data[1:]), (b"A", data[1:])]}
+    assert len(ids) == 3
+    assert content_id(b"A", data) == content_id(b"A", memoryview(bytearray(b"data")))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(3, VALUE, 1)],  # there are three
+        [Row(1, VALUE, 1), Row(0, VALUE, 2)],
+        [Row(1, VALUE, 1), Row(1, BLOCK, 2)],
+        [Row(0, 0, 1)],
+        [Row(0, PACKED + 1, 1)],
+    ],
+)
+def test_rows_that_cannot_be_are_refused(rows: list[Row]) -> None:
+    """Leaves that are not there, out of order or named twice, and unknown kinds."""
+    with pytest.raises(ProtocolError, match="none can be"):
+        unpack_rows(pack_rows(rows), 3)
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+def test_rows_that_are_cut_off_are_refused(cut: int) -> None:
+    """Whatever is left of them."""
+    with pytest.raises(ProtocolError, match="readably"):
+        unpack_rows(pack_rows([Row(0, KEPT, 7), Row(1, KEPT, 8)])[:-cut], 3)
+
+
+def test_what_is_to_stay_arrives_as_it_was() -> None:
+    """With bounds at both ends; nothing at all is said by no bytes."""
+    for stay in (Stay(1, EVERYTHING, -1), Stay((1 << 44) - 1, NOTHING, NOTHING, 1 << 63)):
+        assert Stay.from_bytes(stay.to_bytes()) == stay
+    assert Stay.from_bytes(b"") is None
+    with pytest.raises(ProtocolError, match="what is to stay"):
+        Stay.from_bytes(Stay(1, 0, 0).to_bytes()[1:])
+
+
+def test_an_id_says_which_call_has_made_it() -> None:
+    """The ids of two calls are never the same."""
+    assert first_id(7) + 3 != first_id(8) + 3
+    assert {call_of(first_id(7) + leaf) for leaf in (0, 1, (1 << 20) - 1)} == {7}
+
+
+@given(st.lists(U64), st.lists(st.integers(0, (1 << 32) - 1)))
+def test_ids_and_numbers_arrive_as_they_were(ids: list[int], numbers: list[int]) -> None:
+    """As many as there are, or none."""
+    assert unpack_ids(pack_ids(ids)) == tuple(ids)
+    assert unpack_numbers(pack_numbers(numbers)) == tuple(numbers)
+
+
+def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
+    """A whole number of them, or nothing."""
+    with pytest.raises(ProtocolError, match="ids"):
+        unpack_ids(struct.pack("!Q", 7)[1:])
+    with pytest.raises(ProtocolError, match="numbers"):
+        unpack_numbers(struct.pack("!I", 7)[1:])
