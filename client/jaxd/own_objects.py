@@ -106,7 +106,7 @@ class OwnObjects:
         if not content:
             found = _installed(module, name)
             return found if isinstance(found, type) else None
-        known = self._numbered(places)  # first: a class may have changed since
+        known = self._numbered(places, own=True)  # first: a class may have changed since
         if isinstance(known, type):
             return known
         known = self._contents.get(content)
@@ -117,7 +117,10 @@ class OwnObjects:
         same = self._classes.get(name, ())
         fits = [cls for cls in same if content_id(cls) == content]
         fits.sort(key=lambda cls: cls.__module__ != module)
-        return fits[0] if fits else None
+        if fits:
+            return fits[0]
+        known = self._numbered(places)  # last: another function may have its twin
+        return known if isinstance(known, type) else None
 
     def may_make(self, cls: type) -> bool:
         """Whether instances of an installed class may be made."""
@@ -175,14 +178,15 @@ class OwnObjects:
     def _nothing(self) -> Any:
         return _missing
 
-    def _numbered(self, places: tuple[Any, ...]) -> Any:
+    def _numbered(self, places: tuple[Any, ...], *, own: bool = False) -> Any:
+        """The object with one of these numbers: in this function, or else in another one."""
         for place in places:
             if type(place) is not tuple or tuple(map(type, place)) != (bytes, int):
                 raise ProtocolError("a result names an object by something that is no number.")
         marked = dict(places)
         if self._mark in marked:
             return self.by_number(marked[self._mark])
-        for mark, number in places:
+        for mark, number in () if own else places:
             other = _known.get(mark)
             if other is not None:
                 return other.by_number(number)

@@ -181,3 +181,26 @@ def test_wild_skeletons_are_errors_of_ours(own: OwnObjects) -> None:
         except JaxdError:
             pass
     assert read > 0
+
+
+def test_a_class_that_was_met_comes_before_its_twin_in_another_function(own: OwnObjects) -> None:
+    """The server has one class for both; whose function it was that brought it is chance."""
+
+    class Point(NamedTuple):
+        x: Any
+
+    content = content_id(Point)
+    other = OwnObjects("other", b"o" * 16, (Point,))
+    name = (Point.__module__, Point.__qualname__)
+
+    class Twin(NamedTuple):
+        x: Any
+
+    Twin.__qualname__ = Point.__qualname__
+    Twin.__name__ = "Point"
+    assert content_id(Twin) == content
+    places = ((b"o" * 16, 0),)
+    assert own.class_of(*name, content, places) is Point
+    own.learn({("elsewhere", "Point"): Twin})
+    assert own.class_of(*name, content, places) is Twin
+    assert other.class_of(*name, content, places) is Point

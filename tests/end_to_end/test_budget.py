@@ -88,6 +88,7 @@ def churn(server: LiveServer, signatures: int, budget: int) -> None:
         assert spent(client, function, signatures - budget + 1) == BUILT
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(120)
 def test_many_signatures_under_a_budget_level_off(start_live: StartLive) -> None:

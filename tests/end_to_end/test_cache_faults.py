@@ -60,6 +60,7 @@ def files_of(directory: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
+@pytest.mark.soak
 def test_damaged_records(start_live: StartLive, runtime: Path) -> None:
     """Of each kind, in each way: right results, one warning, made anew once and then kept."""
     steps = Steps()

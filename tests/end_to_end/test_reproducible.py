@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from jaxd import connect
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.soak  # many fresh processes, one after the other
 
 HEAVY = """
 import hashlib

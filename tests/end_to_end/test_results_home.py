@@ -173,8 +173,11 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 
 @pytest.mark.parametrize(
     ("library", "program"),
-    [("optax", OPTAX), ("equinox", EQUINOX), ("flax", NNX)],
-    ids=["optax", "equinox", "nnx"],
+    [
+        pytest.param("optax", OPTAX, id="optax"),
+        pytest.param("equinox", EQUINOX, id="equinox", marks=pytest.mark.soak),
+        pytest.param("flax", NNX, id="nnx", marks=pytest.mark.soak),
+    ],
 )
 def test_five_steps_are_one_trace(live: LiveServer, library: str, program: str) -> None:
     """And none in the next process; what comes home has the structure of what was sent."""

@@ -198,6 +198,7 @@ def make(factor: float) -> Callable[[Any], Any]:
     return lambda x: x * factor + 1
 
 
+@pytest.mark.soak
 def test_two_servers_on_one_folder(start_live: StartLive, runtime: Path) -> None:
     """They build the same and other things at once, find each other's, and both start anew."""
     servers = [start_live(name=name) for name in ("one", "other")]
