@@ -5,7 +5,9 @@ memory takes longer than copying. The server is given the file's descriptor once
 connection; after that, a number and an offset stand for the data.
 
 Whoever uses a block holds a *share* of it: a call until its reply has come, an array as long as it
-lives. A block without shares is used for the next call.
+lives. A block without shares is used for the next call. It is given back to the system instead when
+somebody else may still read it or write into it: a child that was forked meanwhile, or a server
+that was asked to and has not answered.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jaxd.forking import forget_after_fork
+from jaxd.forking import forget_after_fork, tell_of_forks
 from jaxd_protocol import memory_files
 from jaxd_protocol.buffers import ALIGNMENT
 
@@ -47,6 +49,8 @@ class Block:
         descriptor: of its file; open while the block exists.
         view: all of it, writable.
         address: where it begins in this process.
+        is_forked: whether a child has it as well.
+        is_awaited: whether the server may still write into it.
     """
 
     def __init__(self, pool: Pool, number: int, nbytes: int) -> None:
@@ -54,6 +58,8 @@ class Block:
         self.nbytes = nbytes
         self.shares = 0  # guarded by the pool's lock, as is the next one
         self.idle_since = 0.0  # of time.monotonic()
+        self.is_forked = False
+        self.is_awaited = False
         self._pool = pool
         self._written = 0  # bytes from the beginning that have been written from here
         self.descriptor = -1
@@ -108,6 +114,7 @@ class Pool:
         self._numbers = itertools.count(1)
         self.after_fork()
         forget_after_fork(self)
+        tell_of_forks(self)
 
     def after_fork(self) -> None:
         """Forgets all blocks: in the child of a fork they are the parent's."""
@@ -117,6 +124,13 @@ class Pool:
         self._idle: list[Block] = []  # those without shares, the longest unused first
         self._told: weakref.WeakKeyDictionary[object, _Told] = weakref.WeakKeyDictionary()
         self._given_back: deque[Block] = deque()  # one entry for each share
+
+    def on_fork(self) -> None:
+        """A child has the blocks that are in use now, and must never see other data in them."""
+        # without the lock, which this very thread may hold; list() is one step
+        for block in list(self._blocks.values()):
+            if block.shares:
+                block.is_forked = True
 
     # leasing ----------------------------------------------------------------------------------
 
@@ -210,11 +224,15 @@ class Pool:
         while self._given_back:
             block = self._given_back.popleft()
             block.shares -= 1
-            if not block.shares and self._blocks.get(block.address) is block:  # not a parent's
+            if block.shares or self._blocks.get(block.address) is not block:  # a parent's
+                continue
+            if block.is_forked or block.is_awaited:
+                self._retire(block)
+            else:
                 block.idle_since = now
                 self._idle.append(block)
         while self._idle and now - self._idle[0].idle_since > IDLE_S:
-            self._retire(self._idle[0])
+            self._retire(self._idle.pop(0))
 
     def _used(self, size: int) -> Block | None:
         """The block of this size that was used last: it may still be in the processor's cache."""
@@ -230,7 +248,7 @@ class Pool:
             return None
         while self._idle and (free < size or len(self._blocks) >= MAX_BLOCKS):
             free += self._idle[0].nbytes
-            self._retire(self._idle[0])
+            self._retire(self._idle.pop(0))
         if len(self._blocks) >= MAX_BLOCKS:
             return None
         try:
@@ -242,7 +260,6 @@ class Pool:
         return block
 
     def _retire(self, block: Block) -> None:
-        self._idle.remove(block)
         del self._blocks[block.address]
         self._addresses.remove(block.address)
         for told in self._told.values():

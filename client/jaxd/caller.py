@@ -94,8 +94,8 @@ class Caller(Link):
         """
         if call.values:
             return self.values().calls.call(call)
-        value, frame = self.reply(call)
-        return self.outcome(call, value, frame.buffers)
+        value, frame, connection = self._reply(call)
+        return self.outcome(call, value, frame.buffers, connection)
 
     def reply(self, call: Encoded) -> tuple[Any, Frame]:
         """What the server says to a call: to the second one, when its worker ends during the first.
@@ -103,6 +103,9 @@ class Caller(Link):
         Raises:
             JaxdError: when there is no reply.
         """
+        return self._reply(call)[:2]
+
+    def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         try:
             return self._request(call, deadline)
@@ -112,20 +115,32 @@ class Caller(Link):
             except ConnectionLost as error:
                 raise lost_twice(call) from error
 
-    def _request(self, call: Encoded, deadline: float | None) -> tuple[Any, Frame]:
-        """The reply of the worker, or of the one that takes its place."""
+    def _request(
+        self, call: Encoded, deadline: float | None
+    ) -> tuple[Any, Frame, ClientConnection]:
+        """The reply of the worker, or of the one that takes its place, and who brought it."""
         for _ in range(MAX_WORKERS):
             connection = self.connection()
             number = connection.number()
             ready = False
             load = self.routes.load(call, connection, spare=True, deadline=deadline)
-            message = call.message(load.rows, 0, self.drops())
-            late = partial(self._let_go, call, load)
+            remote = connection.remote
+            drops = b"" if remote is None else remote.drops.take()
+            late = partial(self._let_go, call, load, connection)
             try:
                 value, frame = connection.request(
-                    "call", message, load.buffers, deadline, number, late=late
+                    "call",
+                    call.message(load.rows, 0, drops),
+                    load.buffers,
+                    deadline,
+                    number,
+                    late=late,
                 )
                 ready = value[0] != FAILED
+            except BaseException:
+                if remote is not None and drops:
+                    remote.drops.put_back(drops)  # to tell of them twice does no harm
+                raise
             finally:
                 load.release(value if ready else None)
                 self.progress.finish(connection, number, ready=ready)
@@ -136,14 +151,16 @@ class Caller(Link):
                 self.notices.issue(connection, number)
             if not replaced:
                 break
-        return value, frame
+        return value, frame, connection
 
-    def _let_go(self, call: Encoded, load: Load, pending: Pending) -> None:
+    def _let_go(
+        self, call: Encoded, load: Load, connection: ClientConnection, pending: Pending
+    ) -> None:
         """A reply that nobody waits for any more: what it has left on the server goes."""
         load.abandon()
         if call.stay is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):
-                self.outcome(call, pending.value, pending.frame.buffers)
+                self.outcome(call, pending.value, pending.frame.buffers, connection)
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -161,8 +178,14 @@ class Caller(Link):
         submission.start()
         return submission.future
 
-    def outcome(self, call: Encoded, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> Any:
-        """The result in a reply.
+    def outcome(
+        self,
+        call: Encoded,
+        value: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+        connection: ClientConnection,
+    ) -> Any:
+        """The result in a reply, which came over that connection.
 
         Raises:
             BaseException: what the reply carries instead, or why the result cannot be read here.
@@ -171,7 +194,9 @@ class Caller(Link):
             raise rebuild_failure(value[1])
         identity = call.spec.identity
         if call.stay is not None:
-            return self.values().calls.read(call, value[1], Home.of(value, buffers))
+            remote = connection.remote  # not that of today: what stayed belongs to its session
+            assert remote is not None
+            return remote.calls.read(call, value[1], Home.of(value, buffers))
         with identity.travelling():
             return identity.reader.read(value[1], value[2], buffers, call.results)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -11,6 +12,7 @@ from jaxd.caller import Caller, default_caller
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
 from jaxd.persistent_function import PersistentFunction
+from jaxd.remote_array import RemoteArray, by_handle
 from jaxd.routes import shared_pool
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
@@ -23,6 +25,7 @@ __all__ = [
     "forget",
     "get",
     "named",
+    "pickle_by_handle",
     "put",
     "shared_copy",
     "statistics",
@@ -203,12 +206,17 @@ def empty(shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
     As of `numpy.empty`. It lies in memory that the server can map; so does every slice of it. A
     call on it is over when its result is here: it never returns before. Without such memory, or
     below 64 kB, an ordinary array.
+
+    A process that is forked has the same memory, not a copy: what it writes there is seen here.
     """
     return block_arrays.empty(shared_pool(), shape, dtype)
 
 
 def shared_copy(tree: Any) -> Any:
-    """The tree with its arrays copied as numpy arrays like those of `empty`."""
+    """The tree with its arrays copied as numpy arrays like those of `empty`.
+
+    A process that is forked shares their memory as well.
+    """
     return block_arrays.shared_copy(shared_pool(), tree)
 
 
@@ -229,6 +237,33 @@ def forget(name: str) -> bool:
         NoServer: when there is no server.
     """
     return Client(default_caller(_with_server(Settings.resolve()))).forget(name)
+
+
+@contextmanager
+def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
+    """What this thread pickles meanwhile holds no arrays that lie on a server, but where they are.
+
+    Unpickled, in any process of this user that reaches the server, they are `RemoteArray`s again;
+    nothing has moved. Unpickling raises NoServer when the server cannot be reached, ValueDeleted
+    when the time is over.
+
+    Args:
+        ttl_s: seconds for which the server keeps each array for that, whoever else holds it.
+    """
+
+    def instead(array: RemoteArray) -> tuple[Any, ...]:
+        return _pickled, placing.name_array(array, ttl_s)
+
+    token = by_handle.set(instead)
+    try:
+        yield
+    finally:
+        by_handle.reset(token)
+
+
+def _pickled(server: str, name: str) -> Any:
+    """What a pickle by handle stands for."""
+    return Client(default_caller(_with_server(Settings.resolve(server)))).named(name)
 
 
 def _with_server(settings: Settings) -> Settings:

@@ -37,6 +37,9 @@ class Drops:
     def add(self, id: int) -> None:  # noqa: A002
         """Takes note of one. From any thread, and in a garbage collection: nothing is locked."""
         self._gone.append(id)
+        self._awake()
+
+    def _awake(self) -> None:
         if not self._is_awake:
             self._is_awake = True
             self._wake.put(True)  # written in C: a collection in between does no harm
@@ -48,6 +51,8 @@ class Drops:
     def put_back(self, ids: bytes) -> None:
         """These could not be told: they go with the next call, or with what goes next."""
         self._gone.extend(unpack_ids(ids))
+        if threading.current_thread() is not self._thread:  # which would only try again at once
+            self._awake()
 
     def start(self) -> None:
         """From now on, what no call takes along is told all the same."""

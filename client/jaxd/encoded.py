@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.calls import MAY_REPEAT, ON_VALUES, STRICT
-from jaxd_protocol.elsewhere import Row, Stay, pack_rows
+from jaxd_protocol.elsewhere import ABSENT, BLOCK, Row, Stay, pack_rows
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
     from jaxd.remote_array import RemoteArray
     from jaxd.results import ResultsAs
+    from jaxd.routes import Load
 
 __all__ = ["Encoded"]
 
@@ -54,7 +56,7 @@ class Encoded(NamedTuple):
         acked: int = 0,
         drops: bytes = b"",
         skeleton: bytes | None = None,
-        more_flags: int = 0,
+        knows: bytes = b"",
     ) -> tuple[Any, ...]:
         """The arguments of the request `call`.
 
@@ -63,15 +65,10 @@ class Encoded(NamedTuple):
             acked: calls on values with smaller numbers have been answered.
             drops: ids of values that nobody here holds any more.
             skeleton: what stands for the skeleton; by default itself.
-            more_flags: flags beside those of every call.
+            knows: what the client knows of its result's form; see `Stay`.
         """
-        flags = (
-            more_flags
-            | MAY_REPEAT
-            | (STRICT if self.strict else 0)
-            | (ON_VALUES if self.values else 0)
-        )
-        told = b"" if self.stay is None else self.stay.to_bytes(acked)
+        flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
+        told = b"" if self.stay is None else self.stay.to_bytes(acked, knows)
         elsewhere = pack_rows(rows) if rows else b""
         return (
             self.spec.key,
@@ -83,6 +80,24 @@ class Encoded(NamedTuple):
             elsewhere,
             drops,
         )
+
+    def of_copies(self, load: Load) -> Encoded:
+        """The same, of the copies that its load has made: the caller's arrays may change."""
+        if not load.places:
+            return self  # none of it is ever loaded again
+        blocks = {block.number: block.view for block, _ in load.places}
+        rows = {row.leaf: row for row in load.rows}
+        rest = iter(load.buffers)
+        buffers: list[memoryview] = []
+        for owner, data in zip(chain(self.owners, repeat(-1)), self.buffers, strict=False):
+            row = rows.get(owner)
+            if row is not None and row.kind == BLOCK:
+                buffers.append(blocks[row.a][row.b : row.b + len(data)])
+            elif row is not None and row.kind in ABSENT:
+                buffers.append(data)  # an array of jax that the server has: it cannot change
+            else:
+                buffers.append(next(rest))
+        return self._replace(buffers=buffers)
 
     def without_data(self) -> Encoded:
         """The same, once its data is not needed any more."""

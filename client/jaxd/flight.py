@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd.results import Home
 from jaxd_protocol.calls import FAILED
@@ -18,7 +19,32 @@ if TYPE_CHECKING:
     from jaxd.routes import Load
     from jaxd.transport import ClientConnection
 
-__all__ = ["Flight"]
+__all__ = ["Flight", "Form"]
+
+
+class Form(NamedTuple):
+    """What results of such calls look like.
+
+    Attributes:
+        skeleton: theirs.
+        layout: how to read it.
+        hash: what the server is told of it.
+    """
+
+    skeleton: bytes
+    layout: Layout
+    hash: bytes
+
+
+class _End(NamedTuple):
+    """What became of a call: why there is no result, or what it is, and what it has taken."""
+
+    error: BaseException | None = None
+    given_up: tuple[int, ...] | None = None  # None: nobody knows
+    reply: tuple[Any, ...] | None = None
+    skeleton: bytes | None = None
+    home: Home | None = None
+    changed: bytes | None = None
 
 
 class Flight:
@@ -26,9 +52,9 @@ class Flight:
 
     Args:
         call: the call.
-        form: what its result looks like, when that is known: its skeleton and how to read it.
+        form: what its result looks like, when that is known.
         donated: numbers of the leaves that such calls are known to take for good.
-        ended: called with it when it is done, by whoever reads; somebody then always reads.
+        ended: called with it when it is done; somebody then always reads.
         is_copied: whether its caller may change its arrays before it is done.
         told: what stands for its skeleton.
 
@@ -37,8 +63,11 @@ class Flight:
         error: why there is no result; None when there is one, or none so far.
         skeleton: what its result looks like; None as long as nobody knows.
         layout: how to read its result; None as long as nobody knows.
+        knows: what the server is told of the form that is known.
         home: what of it came home; None before that.
         given_up: numbers of the leaves that it has taken for good.
+        changed: what its result looks like when that is not what was known.
+        is_sent: whether the server may have it.
         request: its number on its connection.
         load: its data, on its way.
         on: numbers of the leaves that it takes from the server.
@@ -48,7 +77,7 @@ class Flight:
     def __init__(
         self,
         call: Encoded,
-        form: tuple[bytes, Layout] | None,
+        form: Form | None,
         donated: Sequence[int] = (),
         ended: Callable[[Flight], None] | None = None,
         is_copied: bool = False,
@@ -61,10 +90,13 @@ class Flight:
         self.told = told
         self.done = False
         self.error: BaseException | None = None
-        self.skeleton: bytes | None = form[0] if form else None
-        self.layout: Layout | None = form[1] if form else None
+        self.skeleton: bytes | None = form.skeleton if form else None
+        self.layout: Layout | None = form.layout if form else None
+        self.knows = form.hash if form else b""
         self.home: Home | None = None
         self.given_up: tuple[int, ...] = ()
+        self.changed: bytes | None = None
+        self.is_sent = False
         self.connection: ClientConnection | None = None
         self.pending: Pending | None = None
         self.request = 0
@@ -74,6 +106,7 @@ class Flight:
         self.ended = ended
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
+        self._lock = threading.RLock()  # guards its end, and its data on its way
         self._mark(donated, self.name)
 
     def renumber(self) -> None:
@@ -93,43 +126,71 @@ class Flight:
         """What people call its function."""
         return self.call.spec.identity.name
 
+    def after_fork(self) -> None:
+        """In the child of a fork: nobody else holds the lock."""
+        self._lock = threading.RLock()
+
     def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
-        """Its reply is here."""
-        failed = value[0] == FAILED
-        self.given_up = unpack_numbers(value[2 if failed else 3])
-        if failed:
-            return self.fail(rebuild_failure(value[1]))
+        """Its reply is here.
+
+        Raises:
+            Exception: when that is none; the call is not done then.
+        """
+        if value[0] == FAILED:
+            given_up = unpack_numbers(value[2]) if len(value) > 2 else ()
+            return self._finish(_End(rebuild_failure(value[1]), given_up))
+        given_up = unpack_numbers(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:
-            return self._end(
-                ResultError(
-                    f"{self.name} returned another structure than before for arguments of the same "
-                    "shapes: it depends on something that is no argument. Call it again."
-                )
+            error = ResultError(
+                f"{self.name} returned another structure than before for arguments of the same "
+                "shapes: it depends on something that is no argument. Call it again."
             )
-        self.skeleton, self.home = skeleton, Home.of(value, buffers)
-        return self._end(reply=value)
+            return self._finish(_End(error, given_up, changed=skeleton))
+        home = Home.of(value, buffers)
+        return self._finish(_End(None, given_up, value, skeleton, home))
 
-    def fail(self, error: BaseException) -> None:
-        """There will be no result, and what it did not take for good can be used again."""
-        self._end(error)
+    def refuse(self, error: BaseException) -> None:
+        """It was not run, or not sent: what it would have taken for good can be used again."""
+        self._finish(_End(error, ()))
 
-    def _end(
-        self, error: BaseException | None = None, reply: tuple[Any, ...] | None = None
-    ) -> None:
-        """Perhaps twice, by two threads: what must be done once is taken out first."""
-        if self.given_up != self._donated:
-            self._mark(set(self._donated).difference(self.given_up), None)
-            self._mark(self.given_up, self.name)
-        self.error = error
-        load, self.load = self.load, None
-        if load is not None:
-            load.release(reply)
-        self.call = self.call.without_data()
-        self.done = True
-        ended, self.ended = self.ended, None
+    def lose(self, error: BaseException) -> None:
+        """There will be no result, and nobody knows what it took: that stays dead."""
+        self._finish(_End(error))
+
+    def carry(self, load: Load, call: Encoded) -> None:
+        """Its data is on its way, in place of what was before."""
+        with self._lock:
+            if self.done:
+                useless: Load | None = load
+            else:
+                useless, self.load, self.call = self.load, load, call
+        if useless is not None:
+            useless.release()
+
+    def tell(self) -> None:
+        """Says once, to who wants to know, that it is done."""
+        with self._lock:
+            ended, self.ended = self.ended, None
         if ended is not None:
             ended(self)
+
+    def _finish(self, end: _End) -> None:
+        """Once; where an interrupt comes in between, whoever is next does all of it."""
+        with self._lock:
+            if self.done:
+                return
+            if end.given_up is not None:
+                self.given_up = end.given_up
+                self._mark(set(self._donated).difference(end.given_up), None)
+                self._mark(end.given_up, self.name)
+            self.error, self.home, self.changed = end.error, end.home, end.changed
+            self.skeleton = end.skeleton or self.skeleton
+            load, self.load = self.load, None
+            if load is not None:
+                load.release(end.reply)
+            self.call = self.call.without_data()
+            self.done = True
 
     def data(self, leaf: int) -> memoryview | None:
         """The data of a result's leaf, when it came with the reply."""

@@ -85,10 +85,6 @@ class Link:
         assert self.remote is not None
         return self.remote
 
-    def drops(self) -> bytes:
-        """What to tell the server along with a call."""
-        return b"" if self.remote is None else self.remote.drops.take()
-
     def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
         """Sends a message without a reply if there is a connection; whether it is of any use."""
         connection = self._connection
@@ -163,6 +159,7 @@ class Link:
                 self._says_goodbye = True
                 atexit.register(_say_goodbye, weakref.ref(self))
         connection.sent_before = self._sent_before
+        connection.remote = self.remote
         connection.on_transfer = self.progress.transfer
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.notices.compare(welcome["peer"].versions)

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd_protocol.wire import Frame, Value
-
 if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
+    from jaxd_protocol.wire import Frame, Value
 
 __all__ = ["Answers", "Pending"]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from jaxd.arguments import ArgumentEncoder
 from jaxd.jax_side import current_config
 from jaxd.remote_array import RemoteArray
 from jaxd.remote_values import RemoteValues, specs_in
+from jaxd.results import ResultReader
 from jaxd.user_trees import leaves_of, map_leaves
 from jaxd_protocol.calls import normal_config
 from jaxd_protocol.elsewhere import first_id, new_number, pack_ids
@@ -17,7 +19,7 @@ from jaxd_protocol.trees import TreeEncoder
 if TYPE_CHECKING:
     from jaxd.caller import Caller
 
-__all__ = ["bring_home", "find_named", "forget_named", "put", "wait"]
+__all__ = ["bring_home", "find_named", "forget_named", "name_array", "put", "wait"]
 
 
 def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
@@ -29,6 +31,19 @@ def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None 
     if name is not None:
         _name(values, placed, name, ttl_s)
     return placed
+
+
+def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
+    """Gives an array a name that nobody can guess, for some seconds; its server, and the name.
+
+    Raises:
+        Exception: as `RemoteArray.block_until_ready`.
+    """
+    array.block_until_ready()
+    values: Any = array.keeper
+    name = f"pickled-{secrets.token_hex(16)}"
+    _name(values, array, name, ttl_s)
+    return values.where, name
 
 
 def _is_there(leaf: Any, values: RemoteValues) -> bool:
@@ -88,10 +103,8 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    from jaxd.results import ResultReader
-
     values, number = caller.values(), new_number()
-    value, _ = values.ask("named", name, number)
+    value, _ = values.ask("named", name, number, makes=number)
     layout = ResultReader({}).layout(value[1])
     return layout.build(values.remote(first_id(number), layout.leaves))
 

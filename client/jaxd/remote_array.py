@@ -7,7 +7,7 @@ import math
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, Protocol, Self
 
@@ -20,7 +20,7 @@ from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.trees.leaves import dtype_of, itemsize_of
 
-__all__ = ["Keeper", "RemoteArray", "by_handle"]
+__all__ = ["Keeper", "RemoteArray", "Siblings", "by_handle"]
 
 by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
@@ -63,6 +63,17 @@ class Keeper(Protocol):
         """Takes note that nobody here holds the array. Called in a garbage collection."""
 
 
+class Siblings(list["weakref.ref[RemoteArray]"]):
+    """The arrays that came of one call.
+
+    Attributes:
+        is_looked_at: whether one of them was brought home by itself: the next one is not the only
+            one that somebody looks at.
+    """
+
+    is_looked_at = False
+
+
 class RemoteArray(ArrayLike):
     """An array that lies on the server, and comes home when it is touched.
 
@@ -82,7 +93,7 @@ class RemoteArray(ArrayLike):
         siblings: other arrays that came of the same call; the keeper's affair, too.
     """
 
-    siblings: Sequence[weakref.ref[RemoteArray]] = ()
+    siblings: Siblings | None = None
     deleted = False
     donated_to: str | None = None
     _data: memoryview | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.drops import Drops
 from jaxd.flight import Flight
 from jaxd.forking import forget_after_fork
-from jaxd.remote_array import RemoteArray
+from jaxd.remote_array import RemoteArray, Siblings
+from jaxd.results import ResultReader
 from jaxd.value_calls import ValueCalls
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import (
@@ -112,7 +114,11 @@ class RemoteValues:
         self.drops.start()
         kind = RemoteArray.kind()
         wanted = range(len(leaves)) if numbers is None else numbers
-        return [kind(self, first + number, leaves[number], flight) for number in wanted]
+        arrays = [kind(self, first + number, leaves[number], flight) for number in wanted]
+        siblings = Siblings(map(weakref.ref, arrays))
+        for array in arrays:
+            array.siblings = siblings
+        return arrays
 
     def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
         """All bytes of an array in C order."""
@@ -122,7 +128,7 @@ class RemoteValues:
             home = flight.data(array.id - first_id(call_of(array.id)))
             if home is not None:
                 return home
-        together = [array, *_small_siblings(array)]
+        together = [array, *self._small_siblings(array)]
         data, *others = self._fetch(together)
         for other, each in zip(together[1:], others, strict=True):
             other.receive(each)
@@ -132,15 +138,15 @@ class RemoteValues:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
-        views = self._link.routes.room(connection, [array.nbytes for array in arrays])
-        if views is not None:
-            places, data = views
+        room = self._link.routes.room(connection, [array.nbytes for array in arrays])
+        if room is not None:
             try:
-                self.ask("fetch", ids, pack_ids(places), over=connection, holds=data)
+                self.ask("fetch", ids, pack_ids(room.places), over=connection, holds=room)
             except ConnectionLost:
                 pass  # those blocks are not known on another connection
             else:
-                return data
+                room.filled()
+                return room.data
         frame = self.ask("fetch", ids, b"")[1]
         return list(frame.buffers)
 
@@ -159,7 +165,9 @@ class RemoteValues:
             load = self._link.routes.load(data, connection)
             args = (number, skeleton, blob, pack_rows(load.rows), config)
             try:
-                value, _ = self.ask("put", *args, buffers=load.buffers, over=connection)
+                value, _ = self.ask(
+                    "put", *args, buffers=load.buffers, over=connection, makes=number
+                )
             finally:
                 load.release()
             return value
@@ -178,6 +186,27 @@ class RemoteValues:
             for array, data in zip(part, self._fetch(part), strict=True):
                 array.receive(data)
 
+    def _small_siblings(self, array: RemoteArray) -> list[RemoteArray]:
+        """What is likely to be looked at next, and costs little to bring along.
+
+        Nothing at the first time: a loop may look at one array of its state in each step.
+        """
+        siblings = array.siblings
+        if siblings is None or array.nbytes > HOME_BYTES:
+            return []
+        if not siblings.is_looked_at:
+            siblings.is_looked_at = True
+            return []
+        others = [other for ref in siblings if (other := ref()) is not None]
+        return [
+            other
+            for other in others
+            if other is not array
+            and other.nbytes <= HOME_BYTES
+            and not other.is_deleted()
+            and not self._is_home(other)
+        ]
+
     def _is_home(self, array: RemoteArray) -> bool:
         leaf = array.id - first_id(call_of(array.id))
         return array.is_here or (array.flight is not None and array.flight.data(leaf) is not None)
@@ -186,7 +215,7 @@ class RemoteValues:
         """What basic indexing gives: here when it is small, else on the server."""
         self.wait(array)
         number = new_number()
-        value, frame = self.ask("part", array.id, index, HOME_BYTES, number)
+        value, frame = self.ask("part", array.id, index, HOME_BYTES, number, makes=number)
         (spec,) = specs_in(value[1])
         (made,) = self.remote(first_id(number), [spec])
         if frame.buffers:
@@ -210,6 +239,7 @@ class RemoteValues:
         buffers: Sequence[memoryview] = (),
         over: ClientConnection | None = None,
         holds: object = None,
+        makes: int | None = None,
     ) -> tuple[tuple[Any, ...], Frame]:
         """The server's answer to a question about values, which may be asked twice.
 
@@ -219,45 +249,37 @@ class RemoteValues:
             buffers: bulk data beside them.
             over: the only connection over which it makes sense; it is asked once then.
             holds: what has to exist until the answer is here, also when nobody waits for it.
+            makes: the number under which it makes the arrays of its answer; they go at once
+                when nobody waits for it.
 
         Raises:
             ValuesLost: when the session is gone.
             JaxdError: what it says instead of an answer.
         """
-        late = partial(_forget, holds)
+        late = partial(self._too_late, holds, makes)
         try:
             value, frame = (over or self.connection()).request(verb, args, buffers, late=late)
         except ConnectionLost:
             if over is not None:
                 raise
-            value, frame = self.connection().request(verb, args, buffers)
+            value, frame = self.connection().request(verb, args, buffers, late=late)
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
         return value, frame
 
-
-def _small_siblings(array: RemoteArray) -> list[RemoteArray]:
-    """What is likely to be looked at next, and costs little to bring along."""
-    if array.nbytes > HOME_BYTES:
-        return []
-    others = [other for ref in array.siblings if (other := ref()) is not None]
-    return [
-        other
-        for other in others
-        if other is not array
-        and other.nbytes <= HOME_BYTES
-        and not other.is_here
-        and not other.is_deleted()
-    ]
+    def _too_late(self, _: object, makes: int | None, pending: Pending) -> None:
+        """Lets go of what an answer brings that nobody waits for; called by whoever reads."""
+        if makes is None or pending.error is not None or pending.value[0] == FAILED:
+            return
+        self.drops.start()
+        count = len(ResultReader({}).layout(pending.value[1]).leaves)
+        for id in range(first_id(makes), first_id(makes) + count):  # noqa: A001
+            self.drop(id)
 
 
 def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:
     """The arrays of a flat tuple."""
     return parse_skeleton(skeleton, _no_class).leaves
-
-
-def _forget(_: object, __: Pending) -> None:
-    """The server is done with something that nobody here waits for."""
 
 
 def _no_class(*_: Any) -> type:

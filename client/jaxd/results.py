@@ -14,7 +14,7 @@ from jaxd.lazy import LazyArray
 from jaxd.own_objects import Met, OwnObjects
 from jaxd.remote_objects import RemoteObject
 from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
-from jaxd_protocol.errors import ResultError
+from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees import Layout, Leaf, Place, Placement, numpy_leaf, parse_skeleton
 from jaxd_protocol.trees.leaves import NOWHERE
 
@@ -56,6 +56,14 @@ class Home(NamedTuple):
     def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> Home:
         """That of a reply to a call that said what is to stay."""
         return cls(reply[2], buffers, unpack_numbers(reply[4]))
+
+    def check(self, leaves: int) -> None:
+        """Raises `ProtocolError` unless it is a part of a result of so many leaves."""
+        last = -1
+        for number in self.away:
+            if not last < number < leaves:
+                raise ProtocolError("a reply says that leaves stay where none are.")
+            last = number
 
 
 class ResultReader:
@@ -116,6 +124,7 @@ class ResultReader:
         if stay.above == EVERYTHING:
             return layout.build(remote(layout.leaves, range(len(layout.leaves))))
         assert home is not None
+        home.check(len(layout.leaves))
         leaves = _read(layout.without(home.away), home.blob, home.buffers, results)
         if home.away:
             for number, array in zip(home.away, remote(layout.leaves, home.away), strict=True):

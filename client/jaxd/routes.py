@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxd.sent_before import Spared
     from jaxd.transport import ClientConnection
 
-__all__ = ["Data", "Load", "Routes", "shared_pool"]
+__all__ = ["Data", "Load", "Room", "Routes", "shared_pool"]
 
 SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
@@ -86,6 +86,18 @@ class Load(NamedTuple):
             refused = unpack_ids(reply[5]) if reply is not None and len(reply) > 5 else ()
             sent = 0 if reply is None else sum(map(len, self.buffers))
             self.spared.settle(ready=reply is not None, refused=refused, sent=sent)
+
+
+class Room(NamedTuple):
+    """Block and offset of each array, in one list; their data; the block, held by these views."""
+
+    places: Sequence[int]
+    data: Sequence[memoryview]
+    block: Block
+
+    def filled(self) -> None:
+        """The server has answered. Until then it may write, however the caller was stopped."""
+        self.block.is_awaited = False
 
 
 @lru_cache(maxsize=1)
@@ -175,14 +187,8 @@ class Routes:
         ]
         return places
 
-    def room(
-        self, connection: ClientConnection, sizes: Sequence[int]
-    ) -> tuple[list[int], list[memoryview]] | None:
+    def room(self, connection: ClientConnection, sizes: Sequence[int]) -> Room | None:
         """Where the server can put arrays of these sizes; None when it had better send them.
-
-        Returns:
-            Block and offset of each, in one list, and their data, once it is there. A block is
-            free again when no view of it is left.
 
         Raises:
             ConnectionLost: when the connection has ended.
@@ -196,6 +202,7 @@ class Routes:
         try:
             if not self.announce(connection, [(block, 0)]):
                 return None
+            block.is_awaited = True
             places: list[int] = []
             views: list[memoryview] = []
             end = 0
@@ -203,7 +210,7 @@ class Routes:
                 places += (block.number, end)
                 views.append(view_of(self._pool, block, end, size).data)
                 end += -(-size // ALIGNMENT) * ALIGNMENT
-            return places, views
+            return Room(places, views, block)
         finally:
             block.release()
 

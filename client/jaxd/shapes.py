@@ -5,7 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from jaxd_protocol.elsewhere import NAMED, WORTH_A_NAME, known_skeleton, named_skeleton
+from jaxd_protocol.elsewhere import (
+    MOST_NAMED_BYTES,
+    NAMED,
+    WORTH_A_NAME,
+    known_skeleton,
+    named_skeleton,
+)
 
 __all__ = ["Shapes"]
 
@@ -32,7 +38,7 @@ class Shapes:
         number = self._known.get(skeleton)
         if number is not None:
             return known_skeleton(number)
-        if len(skeleton) < WORTH_A_NAME:
+        if not WORTH_A_NAME <= len(skeleton) <= MOST_NAMED_BYTES - 2:
             return skeleton
         with self._lock:
             if self._given >= _MOST:

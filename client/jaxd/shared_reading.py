@@ -181,8 +181,9 @@ class SharedReading(BulkConnection):
                 self._pending.pop(seq, None)
                 return
             pending.then = late
-            pending.attended = True
-            self._unattended += 1
+            if not pending.attended:
+                pending.attended = True
+                self._unattended += 1
         self._attend()
 
     def _forget(self, seq: int, pending: Pending) -> bool:
@@ -193,7 +194,7 @@ class SharedReading(BulkConnection):
                 self._unattended -= 1
             return found
 
-    def _take_what_is_here(self) -> None:
+    def take_what_is_here(self) -> None:
         """Reads replies that have arrived, unless somebody else reads."""
         if not self._pending:
             return

@@ -112,7 +112,7 @@ class Submission:
                 self._workers += 1
                 return self._again()
             value, frame = pending.result()
-            result = self._caller.outcome(self._call, value, frame.buffers)
+            result = self._caller.outcome(self._call, value, frame.buffers, connection)
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rpyc.core.service import VoidService
 
@@ -21,6 +22,9 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkStream, Frame, Value
+
+if TYPE_CHECKING:
+    from jaxd.remote_values import RemoteValues
 
 __all__ = ["ClientConnection"]
 
@@ -39,6 +43,7 @@ class ClientConnection(SharedReading):
     Attributes:
         passes_descriptors: whether the server can be given open files, as far as is known.
         sent_before: what its session has sent; set by who knows the session.
+        remote: what this process has on the server in its session; set by who knows it.
         on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
@@ -47,6 +52,7 @@ class ClientConnection(SharedReading):
         self._answers = answers
         self.passes_descriptors = stream.passes_descriptors
         self.sent_before: SentBefore | None = None
+        self.remote: RemoteValues | None = None
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         forget_after_fork(self)
 
@@ -144,39 +150,41 @@ class ClientConnection(SharedReading):
         verb: str,
         args: tuple[Value, ...],
         buffers: Sequence[memoryview],
-        then: Callable[[Pending], None],
+        pending: Pending,
         number: int,
-        *,
-        attended: bool,
-    ) -> Pending:
-        """Sends a request whose reply goes to `then`, read by whoever waits for it, or sends next.
+    ) -> None:
+        """Sends a request whose reply goes to `pending.then`, read by whoever waits or sends next.
 
         Args:
             verb: what to call.
             args: plain values.
             buffers: bulk data beside them.
-            then: called by whoever reads; also when the connection ends before the reply came.
+            pending: its `then` is called also when the connection ends before the reply came.
             number: the request's number.
-            attended: whether somebody is to read it although nobody waits.
 
         Raises:
             ConnectionLost: when it could not be sent.
             LimitExceeded: when it is larger than the server takes.
+
+        Interrupted by anything else, it may have been sent: the reply is read when it comes.
         """
-        if attended:
-            pending = self._pending[number] = Pending(then, attended=True)
+        self._pending[number] = pending
+        if pending.attended:
             with self._lock:
                 self._unattended += 1
             self._attend()
-        else:
-            self._take_what_is_here()
-            pending = self._pending[number] = Pending(then)
         try:
             self._send(number, verb, args, buffers)
-        except BaseException:
+        except JaxdError:
             self._forget(number, pending)
             raise
-        return pending
+        except BaseException:
+            self.leave(number, pending)
+            raise
+
+    def leave(self, number: int, pending: Pending) -> None:
+        """Nobody waits for a launched request any more: its reply is read all the same."""
+        self._give_up(number, pending, pending.then or ignore)
 
     def await_reply(self, pending: Pending, deadline: float | None = None) -> None:
         """Returns when a launched request has its reply, or the connection has ended.

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.flight import Flight
+from jaxd.flight import Flight, Form
 from jaxd.flights import Flights
 from jaxd.remote_array import RemoteArray
 from jaxd.shapes import Shapes
-from jaxd_protocol.elsewhere import EVERYTHING, HOME_BYTES, NOTHING, Stay, first_id, new_number
+from jaxd_protocol.elsewhere import (
+    EVERYTHING,
+    HOME_BYTES,
+    NOTHING,
+    Stay,
+    first_id,
+    form_hash,
+    new_number,
+)
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.trees import Layout, Leaf
+from jaxd_protocol.trees import Leaf
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -31,6 +38,9 @@ _MAX_FORMS: Final = 1024
 
 _Kind = tuple[bytes, bytes, str, tuple[int, ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
+
+_Known = tuple[bytes, tuple[int, ...], bytes]
+"""Of such results: their skeleton, the leaves that are given up for them, and a hash."""
 
 
 def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
@@ -53,9 +63,9 @@ class ValueCalls:
     def __init__(self, values: RemoteValues, link: Link) -> None:
         self._values = values
         self._link = link
-        self._forms: dict[_Kind, tuple[bytes, tuple[int, ...]]] = {}
+        self._forms: dict[_Kind, _Known] = {}
         self._shapes = Shapes()
-        self._flights = Flights(values.connection, link.routes, values.drops.take, self._arrived)
+        self._flights = Flights(values.connection, link.routes, values.drops, self._arrived)
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been sending."""
@@ -79,14 +89,14 @@ class ValueCalls:
         """
         lies_here = self._link.routes.lies_in_blocks(call)  # and could be changed too early
         flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
-        if flight.layout is None or not _is_remote(call):
-            try:
-                self.wait_for(flight, call.timeout_s)
-            except BaseException:
-                self._abandon(flight)
-                raise
+        try:
+            if flight.layout is not None and _is_remote(call):
+                return self._result(flight)
+            self.wait_for(flight, call.timeout_s)
             return self._ended(flight)
-        return self._result(flight)
+        except BaseException:
+            self._abandon(flight)
+            raise
 
     def _abandon(self, flight: Flight) -> None:
         """Nobody waits for a call any more: what it leaves on the server goes when it is done."""
@@ -119,16 +129,21 @@ class ValueCalls:
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
         self.check(call.values.values())
         assert call.stay is not None
-        form: tuple[bytes, Layout] | None = None
+        form: Form | None = None
         donated: tuple[int, ...] = ()
         known = self._forms.get(_kind(call, call.values)) if may_return else None
         if known is not None:
-            skeleton, donated = known
-            form = (skeleton, call.spec.identity.reader.layout(skeleton))
+            skeleton, donated, hash_ = known
+            form = Form(skeleton, call.spec.identity.reader.layout(skeleton), hash_)
         told = self._shapes.told(call.skeleton)
         is_copied = known is not None or ended is not None
         flight = Flight(call, form, donated, ended, is_copied, told)
-        self._flights.launch(flight)
+        try:
+            self._flights.launch(flight)
+        except BaseException:
+            if not flight.done:  # it was interrupted, and is perhaps on its way
+                self._abandon(flight)
+            raise
         return flight
 
     def wait_for(self, flight: Flight, timeout_s: float | None = None) -> None:
@@ -159,11 +174,29 @@ class ValueCalls:
         """Remembers what the results of such calls look like."""
         if flight.skeleton is None or not _is_remote(flight.call):
             return
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
-        self._forms[_kind(flight.call, flight.on)] = flight.skeleton, flight.given_up
+        self._remember(flight, flight.skeleton)
         if flight.told is not None and flight.attempts == 1:
             self._shapes.heard(flight.told)
+
+    def _remember(self, flight: Flight, skeleton: bytes) -> None:
+        kind = _kind(flight.call, flight.on)
+        known = self._forms.get(kind)
+        if known is not None and known[:2] == (skeleton, flight.given_up):
+            return
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        self._forms[kind] = skeleton, flight.given_up, form_hash(skeleton)
+
+    def _relearn(self, flight: Flight, skeleton: bytes) -> None:
+        """The result of a call is another than was known: the next one is to be right."""
+        stay = flight.call.stay
+        assert stay is not None
+        self._forms.pop(_kind(flight.call, flight.on), None)
+        with suppress(Exception):  # it cannot be read in this process
+            layout = flight.call.spec.identity.reader.layout(skeleton)
+            self._remember(flight, skeleton)
+            for leaf in range(len(layout.leaves)):
+                self._values.drop(first_id(stay.number) + leaf)
 
     def _result(self, flight: Flight) -> Any:
         assert flight.skeleton is not None
@@ -192,18 +225,15 @@ class ValueCalls:
         first = first_id(stay.number)
 
         def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[RemoteArray]:
-            arrays = self._values.remote(first, leaves, numbers, flight)
-            if flight is None:  # of a loop, nobody looks at all of the state
-                siblings = list(map(weakref.ref, arrays))
-                for array in arrays:
-                    array.siblings = siblings
-            return arrays
+            return self._values.remote(first, leaves, numbers, flight)
 
         with identity.travelling():
             return identity.reader.read_part(skeleton, home, stay, call.results, remote)
 
-    def _arrived(self, connection: ClientConnection, number: int, ready: bool) -> None:
-        self._link.progress.finish(connection, number, ready=ready)
+    def _arrived(self, connection: ClientConnection, flight: Flight, ready: bool) -> None:
+        self._link.progress.finish(connection, flight.request, ready=ready)
+        if flight.changed is not None:
+            self._relearn(flight, flight.changed)
 
     def check(self, arrays: Iterable[RemoteArray]) -> None:
         """Returns when arrays can be used, as far as that is known.

@@ -63,10 +63,13 @@ class Warming(Encoded):
         acked: int = 0,
         drops: bytes = b"",
         skeleton: bytes | None = None,
-        more_flags: int = 0,
+        knows: bytes = b"",
     ) -> tuple[Any, ...]:
         """The arguments of the request `call`."""
-        return super().message(rows, acked, drops, skeleton, more_flags | WARM)
+        key, told, blob, timeout_s, flags, *rest = super().message(
+            rows, acked, drops, skeleton, knows
+        )
+        return (key, told, blob, timeout_s, flags | WARM, *rest)
 
 
 def encode_warming(

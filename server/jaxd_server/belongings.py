@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.elsewhere import KNOWN, NAMED, PROOF_BYTES, Stay, unpack_ids
+from jaxd_protocol.elsewhere import KNOWN, MOST_NAMED_BYTES, NAMED, PROOF_BYTES, Stay, unpack_ids
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire.frames import Descriptors
@@ -67,25 +67,24 @@ class Belongings:
         ):
             put()
 
-    def skeleton(self, told: bytes) -> tuple[bytes, int | None]:
-        """The skeleton that a call has, and its number in the session.
+    def skeleton(self, told: bytes) -> bytes:
+        """The skeleton that a call has.
 
         Args:
-            told: what stands in the call; the skeleton itself, if it has no number.
+            told: what stands in the call; the skeleton itself, or its number in the session.
 
         Raises:
-            ProtocolError: when there is none with that number.
+            ProtocolError: when there is none with that number, or it is too long for one.
         """
         known = self._session.skeletons
-        if told.startswith(NAMED):
+        if told.startswith(NAMED) and 2 < len(told) <= MOST_NAMED_BYTES:
             known[told[1]] = told[2:]
-            return told[2:], told[1]
-        if not told.startswith(KNOWN):
-            return told, None
-        try:
-            return known[told[1]], told[1]
-        except LookupError:
-            raise ProtocolError("a call has a skeleton that nobody knows.") from None
+            return told[2:]
+        if told.startswith(KNOWN) and len(told) == 2 and told[1] in known:
+            return known[told[1]]
+        if told.startswith((KNOWN, NAMED)):
+            raise ProtocolError("a call has a skeleton that nobody knows.")
+        return told
 
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""

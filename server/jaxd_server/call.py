@@ -28,7 +28,7 @@ Deliver = Callable[[Sequence[Any], Executable], Reply]
 
 def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
     """The whole result goes back with the reply."""
-    blob, buffers = pack_result(leaves, executable.form)
+    blob, buffers, _ = pack_result(leaves, executable.form)
     return (OK, executable.form.skeleton, blob), buffers
 
 
@@ -54,8 +54,6 @@ class Call:
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
         stay: what of its result is to stay; None: nothing.
         holdings: what it may refer to; None: nothing.
-        shape: the number of its skeleton in the session; None when it has none.
-        knows_form: whether its client knows what its result looks like.
         layout: what its skeleton says, once its leaves were read.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
@@ -77,8 +75,6 @@ class Call:
     elsewhere: bytes = b""
     stay: Stay | None = None
     holdings: Holdings | None = None
-    shape: int | None = None
-    knows_form: bool = False
     layout: Layout | None = None
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, KNOWS_FORM, MAY_REPEAT, ON_VALUES, STRICT, WARM
+from jaxd_protocol.calls import FAILED, MAY_REPEAT, ON_VALUES, STRICT, WARM
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import (
     InternalError,
@@ -41,8 +41,6 @@ from jaxd_server.value_desk import VALUE_VERBS, ValueDesk
 from jaxd_server.workshop import Workshop
 
 __all__ = ["ServerConnection"]
-
-_OF_VALUES: Final = ON_VALUES | KNOWS_FORM
 
 QUICK_S: Final = 0.002
 """A warm call that takes no longer than this is run by the thread that read it."""
@@ -141,7 +139,7 @@ class ServerConnection(BulkConnection):
             raise ProtocolError("a call does not have the eight values that it should.") from error
         nbytes = self._share.begin()
         try:
-            skeleton, shape = self._own.skeleton(skeleton)
+            skeleton = self._own.skeleton(skeleton)
             source = Asking(self, seq)
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             repeatable = bool(flags & MAY_REPEAT)
@@ -151,14 +149,12 @@ class ServerConnection(BulkConnection):
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.session = self._session
-            call.shape = shape
-            call.knows_form = bool(flags & KNOWS_FORM)
             call.holdings = self._own.holdings
             if stay:
                 call.stay = Stay.from_bytes(stay)
             self._own.drop(drops)
             plan = self._workshop.pipeline.plan(key, skeleton)
-            is_quick = flags & ~_OF_VALUES <= MAY_REPEAT and self._is_quick(plan)
+            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and self._is_quick(plan)
             if elsewhere:
                 call.elsewhere = elsewhere
                 if flags & ON_VALUES:

@@ -14,7 +14,7 @@ from jaxd_protocol.errors import LimitExceeded, ProtocolError
 
 __all__ = ["Mappings"]
 
-MAX_BLOCKS: Final = 4096
+MAX_BLOCKS: Final = 512
 """Of one connection; a mapping may keep a file open."""
 
 

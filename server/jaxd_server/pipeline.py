@@ -203,8 +203,9 @@ class Pipeline:
         except _BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
+            reply = self._failed(run.call, error)  # first: who uses its values learns why not
             run.undo()
-            return self._failed(run.call, error)
+            return reply
 
     def _function(self, call: Call, running: Running) -> Function:
         function = self.functions.obtain(call.key, call.source)

@@ -18,6 +18,8 @@ from jaxd_server.replies import Reply
 __all__ = ["Remembered"]
 
 _MOST: Final = 1024
+MOST_BYTES: Final = 1 << 26
+"""Of all replies of a session, beside the last one."""
 
 Send = Callable[[Reply], None]
 Again = Callable[[], None]
@@ -27,6 +29,21 @@ _ANSWERED: Final[Reply] = (
     (),
 )
 """What a call gets that lay in a lost connection until its answer had arrived over another one."""
+
+_LET_GO: Final[Reply] = (
+    (
+        FAILED,
+        describe_failure(
+            ConnectionLost(
+                "the reply to this call was lost with its connection, and too large to be kept. "
+                "Leave large results on the server: results='auto'."
+            )
+        ),
+        b"",
+    ),
+    (),
+)
+"""What a call gets that is sent again when its large reply is held no longer."""
 
 
 class Remembered:
@@ -78,12 +95,27 @@ class Remembered:
                     again = others[0][1]
             elif number >= self._acked:
                 self._replies[number] = reply
-                if len(self._replies) > _MOST:  # of a client that never acknowledges
-                    del self._replies[min(self._replies)]
+                self._make_room(number)
         for send, _ in asked:
             send(reply)
         if again is not None:
             again()
+
+    def _make_room(self, newest: int) -> None:
+        """Of what a client does not acknowledge, only so much is held. The lock is held."""
+        if len(self._replies) > _MOST:
+            del self._replies[min(self._replies)]
+        total = sum(_size(reply) for reply in self._replies.values())
+        for number in sorted(self._replies):
+            if total <= MOST_BYTES or number == newest:
+                return
+            total -= _size(self._replies[number])
+            if _size(self._replies[number]):
+                self._replies[number] = _LET_GO
+
+
+def _size(reply: Reply) -> int:
+    return sum(map(len, reply[1]))
 
 
 def _never_ran(reply: Reply) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import ResultError
+from jaxd_protocol.elsewhere import form_hash
+from jaxd_protocol.errors import ResultError, ValueDeleted
 from jaxd_protocol.trees import Layout, Placement, parse_skeleton
-from jaxd_protocol.trees.leaves import NOWHERE
 from jaxd_protocol.trees.references import Reference
-from jaxd_server.jax_private import is_key_array, key_data, key_spec
+from jaxd_server.jax_private import is_key_array, key_data
 from jaxd_server.result_encoder import ResultEncoder, Slot
 
 __all__ = ["ResultForm", "host_data", "pack_result", "result_form", "wait_for"]
@@ -37,6 +38,11 @@ class ResultForm:
     keys: bool
     is_lasting: bool = True
 
+    @property
+    def hash(self) -> bytes:
+        """By which a client can say that it expects this one."""
+        return _hash_of(self.skeleton)
+
     @classmethod
     def of(cls, skeleton: bytes, order: Sequence[int], *, is_lasting: bool = True) -> ResultForm:
         """The form with that skeleton.
@@ -47,6 +53,9 @@ class ResultForm:
         layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
         return cls(skeleton, tuple(order), layout, keys, is_lasting)
+
+
+_hash_of: Final = lru_cache(maxsize=1024)(form_hash)
 
 
 def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
@@ -93,39 +102,55 @@ _PAD: Final = [bytes(n) for n in range(_ROW)]
 
 
 def pack_result(
-    leaves: Sequence[Any], form: ResultForm, placement: Placement | None = None
-) -> tuple[bytes, list[memoryview]]:
+    leaves: Sequence[Any],
+    form: ResultForm,
+    home: Sequence[int] | None = None,
+    placement: Placement | None = None,
+) -> tuple[bytes, list[memoryview], tuple[int, ...]]:
     """Blob and buffers of a result; waits until the device is done.
 
     Args:
         leaves: the arrays that an executable returned.
         form: that of the executable.
-        placement: which of them come home, and where they lie; by default all.
+        home: numbers of the leaves that come home; by default all.
+        placement: where they lie then.
+
+    Returns:
+        Blob and buffers, and the numbers of those that a later call was given meanwhile: they are
+        not in there.
 
     Raises:
         Exception: what jax raises when the computation failed.
     """
-    places = (placement or form.layout.whole).places
+    wanted = range(len(form.order)) if home is None else home
+    data = {number: _here(leaves[form.order[number]]) for number in wanted}
+    gone = tuple(number for number, found in data.items() if found is None)
+    if gone:
+        there = [n for n in wanted if n not in gone]
+        placement = form.layout.without(tuple(sorted(set(range(len(form.order))) - set(there))))
+    return *_packed(data, placement or form.layout.whole), gone
+
+
+def _packed(data: Mapping[int, Any], placement: Placement) -> tuple[bytes, list[memoryview]]:
     blob: list[bytes] = []
     buffers: list[memoryview] = []
     end = 0
-    for index, place in zip(form.order, places, strict=True):
-        if place is NOWHERE:
-            continue
-        data = _here(leaves[index])
+    for number, found in data.items():
+        place = placement.places[number]
         if place.buffer >= 0:
-            buffers.append(_flat(data))
-        else:
-            small = data.tobytes()
+            buffers.append(_flat(found))
+        elif place.offset >= 0:
+            small = found.tobytes()
             blob += (_PAD[place.offset - end], small)
             end = place.offset + len(small)
     return b"".join(blob), buffers
 
 
-def wait_for(arrays: Sequence[Any]) -> None:
-    """Returns when arrays are computed, all of which one program returns at the same moment.
+def wait_for(arrays: Sequence[Any]) -> bool:
+    """Waits until arrays are computed, all of which one program returns at the same moment.
 
-    Those that a later call was given meanwhile do not count.
+    Returns:
+        Whether it has; when later calls were given all of them, there is nothing to wait for here.
 
     Raises:
         Exception: what jax raises when the computation failed.
@@ -137,28 +162,30 @@ def wait_for(arrays: Sequence[Any]) -> None:
             if not array.is_deleted():
                 raise
         else:
-            return
+            return True
+    return False
 
 
 def host_data(array: Any) -> memoryview:
-    """The bytes of an array in C order; waits until it is computed."""
-    return _flat(_here(array))
+    """The bytes of an array in C order; waits until it is computed.
+
+    Raises:
+        ValueDeleted: when it was given to a call meanwhile.
+    """
+    data = _here(array)
+    if data is None:
+        raise ValueDeleted("an array on the server was donated to a call while it was fetched.")
+    return _flat(data)
 
 
 def _here(array: Any) -> Any:
+    """numpy's view of an array; None when it was given to a call."""
     try:
         return key_data(array) if is_key_array(array) else np.asarray(array)
     except RuntimeError:
         if not array.is_deleted():
             raise
-        return _nothing_like(array)  # a later call was given it: nobody may look at it any more
-
-
-def _nothing_like(array: Any) -> Any:
-    key = key_spec(array.aval)
-    if key is not None:
-        return np.zeros(key.shape, key.dtype)
-    return np.zeros(array.shape, array.dtype)
+        return None
 
 
 def _flat(data: Any) -> memoryview:

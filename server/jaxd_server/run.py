@@ -5,6 +5,8 @@ In between the next call can be dispatched; jax's arrays are there before their 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
@@ -23,14 +25,16 @@ from jaxd_protocol.trees import Leaf
 from jaxd_server.call import Call
 from jaxd_server.executable import Executable
 from jaxd_server.replies import Reply
-from jaxd_server.result_forms import pack_result, wait_for
+from jaxd_server.result_forms import ResultForm, pack_result, wait_for
 from jaxd_server.staying import Staying, staying
 from jaxd_server.values import Value
 
 __all__ = ["Run"]
 
+_NO_EVENT: Final = threading.Event()
+"""For runs that take nothing of others that are not done: making an event takes a microsecond."""
+
 _MAX_STAYS: Final = 16
-_MAX_FORMS: Final = 1024
 
 
 class Run:
@@ -41,9 +45,25 @@ class Run:
         executable: what answers it.
         leaves: the arrays that the executable takes.
         donated: numbers of the call's leaves that it gives up.
+
+    Attributes:
+        results: what it returns, once it is dispatched.
+        taker: a later run that was given what this one returns, while this one was not done.
+        dispatched: set once it is dispatched, of one that takes what others return.
     """
 
-    __slots__ = ("_donated", "_ids", "_results", "_staying", "call", "executable", "leaves")
+    __slots__ = (
+        "__weakref__",
+        "_donated",
+        "_ids",
+        "_staying",
+        "call",
+        "dispatched",
+        "executable",
+        "leaves",
+        "results",
+        "taker",
+    )
 
     def __init__(
         self,
@@ -57,7 +77,9 @@ class Run:
         self.leaves = leaves
         self._donated = donated
         self._ids: tuple[int, ...] = ()
-        self._results: Sequence[Any] = ()
+        self.results: Sequence[Any] = ()
+        self.taker: Run | None = None
+        self.dispatched = _NO_EVENT
         self._staying = self._find_staying()
 
     def dispatch(self) -> None:
@@ -72,9 +94,26 @@ class Run:
             holdings = self.call.holdings
             taken = (row.a for row in self._taken())
             holdings.values.check_room(holdings.own, kept.nbytes, taken)
-        self._results = self.executable(self.leaves)
+        self._announce()
+        try:
+            self.results = self.executable(self.leaves)
+        finally:
+            self.dispatched.set()
         if kept is not None:
             self._settle(kept)
+
+    def _announce(self) -> None:
+        """Tells runs that are not delivered that this one takes what they return."""
+        if self.call.holdings is None:
+            return
+        values = self.call.holdings.own.values
+        for row in self._taken():
+            value = values.get(row.a)
+            maker = None if value is None or value.run is None else value.run()
+            if maker is not None:
+                if self.dispatched is _NO_EVENT:
+                    self.dispatched = threading.Event()
+                maker.taker = self
 
     def _find_staying(self) -> Staying | None:
         """What stays of the result; found once for all calls that take the same from the server."""
@@ -108,8 +147,11 @@ class Run:
         if not kept.kept:
             return
         first, name, leaves = first_id(call.stay.number), self.executable.name, form.layout.leaves
+        here = weakref.ref(self)
         made = {
-            first + number: Value(self._results[form.order[number]], leaves[number], size, name)
+            first + number: Value(
+                self.results[form.order[number]], leaves[number], size, name, run=here
+            )
             for number, size in kept.kept
         }
         if self._ids:  # dispatched again: what the client let go of meanwhile does not come back
@@ -152,29 +194,34 @@ class Run:
     def _delivered(self) -> Reply:
         kept = self._staying
         if kept is None:
-            return self.call.deliver(self._results, self.executable)
+            return self.call.deliver(self.results, self.executable)
         form = self.executable.form
         if kept.kept:
-            wait_for(self._results)
-        blob, buffers = pack_result(self._results, form, kept.placement)
+            self._wait()
+        blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
+        away = pack_numbers(sorted((*kept.away, *gone))) if gone else kept.told
         given_up = pack_numbers(self.call.given_up)
-        return (OK, self._told(form.skeleton), blob, given_up, kept.away), buffers
+        return (OK, self._told(form), blob, given_up, away), buffers
 
-    def _told(self, skeleton: bytes) -> bytes:
-        """The skeleton of the result; nothing when the client has just this one."""
-        call = self.call
-        if call.shape is None:
-            return skeleton
-        name, forms = (call.key, call.shape), call.session.forms
-        if call.knows_form and forms.get(name) is skeleton:
-            return b""
-        if len(forms) >= _MAX_FORMS:
-            forms.clear()
-        forms[name] = skeleton
-        return skeleton
+    def _wait(self) -> None:
+        """Returns when the device is done: only then can what the call has read be used again.
+
+        When a later call has taken all results, it is done when that one is.
+        """
+        run: Run | None = self
+        while run is not None and not wait_for(run.results):
+            run = run.taker
+            if run is not None:
+                run.dispatched.wait()
+
+    def _told(self, form: ResultForm) -> bytes:
+        """The skeleton of the result; nothing when the client expects just this one."""
+        stay = self.call.stay
+        assert stay is not None
+        return b"" if stay.knows and stay.knows == form.hash else form.skeleton
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""
         if self._ids and self.call.holdings is not None:
             self.call.holdings.values.drop(self.call.holdings.own, self._ids)
-        self._results = ()
+        self.results = ()

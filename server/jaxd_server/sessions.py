@@ -32,8 +32,6 @@ class Session:
         lane: its calls on them, in order.
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
-        forms: what the results of calls with these look like, as the client was last told, by key
-            and number.
     """
 
     id: str
@@ -46,7 +44,6 @@ class Session:
     lane: Lane = field(default_factory=Lane)
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
-    forms: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.values = ValuesOfSession(self.principal)

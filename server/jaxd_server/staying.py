@@ -17,13 +17,17 @@ class Staying(NamedTuple):
 
     Attributes:
         kept: number and bytes of each leaf that stays.
-        away: numbers of those that do not come home with the reply, packed.
-        placement: where the data of the others lies.
+        home: numbers of the leaves that come home with the reply.
+        away: numbers of the others.
+        told: these, packed.
+        placement: where the data of those lies that come home.
         nbytes: of all that stay.
     """
 
     kept: tuple[tuple[int, int], ...]
-    away: bytes
+    home: tuple[int, ...]
+    away: tuple[int, ...]
+    told: bytes
     placement: Placement
     nbytes: int
 
@@ -54,5 +58,7 @@ def staying(layout: Layout, stay: Stay, taken: Sequence[Leaf]) -> Staying:
         elif size > (stay.home if everything else stay.above):
             away.append(number)
     kept = tuple(sizes if everything else [sizes[number] for number in away])
+    home = tuple(number for number, _ in sizes if number not in set(away))
     placement = layout.without(tuple(away))
-    return Staying(kept, pack_numbers(away), placement, sum(size for _, size in kept))
+    nbytes = sum(size for _, size in kept)
+    return Staying(kept, home, tuple(away), pack_numbers(away), placement, nbytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -35,6 +36,7 @@ class Value:
         leaf: what it looks like in a skeleton.
         nbytes: its size.
         maker: the function that returned it, or how else it came here.
+        run: the run that makes it, as long as that is not done; None when another thing has.
         copied: whether its client has the array as well, so that it must not be donated.
         made_at: `time.time()` when it came.
         holders: how many numbers and names stand for it; `Values` counts.
@@ -45,6 +47,7 @@ class Value:
     nbytes: int
     maker: str
     copied: bool = False
+    run: weakref.ref[Any] | None = None
     made_at: float = field(default_factory=time.time)
     holders: int = 0
 

@@ -7,7 +7,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
             with `stay`: (OK, skeleton, blob, donated, away) [arrays]
               or  (FAILED, failure, donated)
-              skeleton: empty when the client knows it, as KNOWS_FORM says, and nothing has changed;
+              skeleton: empty when it is the one of which `stay` has the hash;
               donated: leaves of the call that it has taken for good; away: leaves of the result
               that are not in the reply; then ids, if some of what was to be kept was not
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
@@ -63,7 +63,6 @@ __all__ = [
     "CONFIG_DEFAULTS",
     "CONFIG_FIXED",
     "FAILED",
-    "KNOWS_FORM",
     "MAY_REPEAT",
     "OK",
     "ON_VALUES",
@@ -89,9 +88,6 @@ WARM: Final = 4
 
 ON_VALUES: Final = 8
 """Flag of a call: it refers to values, so it runs in order with its session's others, and once."""
-
-KNOWS_FORM: Final = 16
-"""Flag of a call: its client knows from an earlier one what its result looks like."""
 
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,

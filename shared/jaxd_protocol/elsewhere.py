@@ -21,6 +21,7 @@ __all__ = [
     "HOME_BYTES",
     "KEPT",
     "KNOWN",
+    "MOST_NAMED_BYTES",
     "NAMED",
     "NOTHING",
     "PACKED",
@@ -33,6 +34,7 @@ __all__ = [
     "call_of",
     "content_id",
     "first_id",
+    "form_hash",
     "known_skeleton",
     "named_skeleton",
     "new_number",
@@ -79,6 +81,10 @@ NAMED: Final = b"\1"
 WORTH_A_NAME: Final = 512
 """Bytes of a skeleton; shorter ones are not worth the trouble."""
 
+MOST_NAMED_BYTES: Final = 1 << 18
+"""Longer skeletons get no number: a session keeps up to 256 of them."""
+
+_HASH_BYTES: Final = 8
 _ID_BITS: Final = 20
 
 new_number: Final = itertools.count(1).__next__
@@ -112,16 +118,19 @@ class Stay(NamedTuple):
         above: leaves of more bytes than this become values.
         home: leaves of up to so many bytes come home; -1: none does.
         acked: the replies of all calls with a smaller number have arrived.
+        knows: the hash of the form that the client expects the result to have; see `form_hash`.
     """
 
     number: int
     above: int
     home: int
     acked: int = 0
+    knows: bytes = b""
 
-    def to_bytes(self, acked: int = 0) -> bytes:
-        """For the wire; `acked` replaces that of this one."""
-        return _STAY.pack(self.number, self.above, self.home, acked or self.acked)
+    def to_bytes(self, acked: int = 0, knows: bytes = b"") -> bytes:
+        """For the wire; `acked` and `knows` replace those of this one."""
+        fixed = _STAY.pack(self.number, self.above, self.home, acked or self.acked)
+        return fixed + (knows or self.knows)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Stay | None:
@@ -132,9 +141,15 @@ class Stay(NamedTuple):
         """
         if not data:
             return None
-        if len(data) != _STAY.size:
+        if len(data) not in (_STAY.size, _STAY.size + _HASH_BYTES):
             raise ProtocolError("a call does not say readably what is to stay.")
-        return cls(*_STAY.unpack(data))
+        number, above, home, acked = _STAY.unpack_from(data)
+        return cls(number, above, home, acked, data[_STAY.size :])
+
+
+def form_hash(skeleton: bytes) -> bytes:
+    """A short hash of what a result looks like: 8 bytes of BLAKE2b."""
+    return hashlib.blake2b(skeleton, digest_size=_HASH_BYTES).digest()
 
 
 def first_id(number: int) -> int:

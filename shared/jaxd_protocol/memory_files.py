@@ -61,7 +61,8 @@ def check_sealed(descriptor: int, nbytes: int) -> None:
         status = os.fstat(descriptor)
     except OSError as error:
         raise ProtocolError(f"what the peer shares is not a file in memory: {error}.") from error
-    if not stat.S_ISREG(status.st_mode) or seals & needed != needed:
+    is_plain = stat.S_ISREG(status.st_mode) and status.st_blksize == mmap.PAGESIZE
+    if not is_plain or seals & needed != needed:  # huge pages may run out when one is touched
         raise ProtocolError("the peer shares memory that it could take away again.")
     if not 0 < nbytes <= status.st_size:
         raise ProtocolError(

@@ -382,6 +382,18 @@ def test_the_child_of_a_fork_has_no_blocks_of_its_parent(pool: Pool) -> None:
     assert leased(pool) is idle
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_what_a_child_has_is_not_used_again(pool: Pool) -> None:
+    """It would see other data in its arrays; what it has not is used as before."""
+    held, another = leased(pool), leased(pool)
+    another.release()
+    assert in_child(lambda: True)
+    held.release()
+    assert leased(pool) is another
+    assert held not in {another, leased(pool)}
+
+
 def test_copying_into_a_block_that_was_used_before_is_quick(pool: Pool) -> None:
     """Printed, not judged: 64 MB into a new block, into a used one, and as numpy copies."""
     pool.limit_bytes = 1 << 27

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxd
@@ -99,3 +102,56 @@ def test_the_default_servers_client_is_shared(
     assert float(jaxd.persistent_call(lambda x: x * 2)(2.0)) == 4.0
     assert float(jaxd.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     assert jaxd.statistics().connections == before
+
+
+UNPICKLE = """
+import pickle, sys
+import jaxd
+
+tree = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(type(tree["x"]).__name__, tree["x"].is_here, float(tree["x"].sum()), tree["y"])
+"""
+
+
+def test_a_pickle_by_handle_is_read_in_another_process(live: LiveServer, client: Client) -> None:
+    """It holds no data, and the array still lies on the server when it is read."""
+    array = client.put(np.arange(1000.0, dtype=np.float32))
+    with jaxd.pickle_by_handle(ttl_s=60):
+        pickled = pickle.dumps({"x": array, "y": 3})
+    assert len(pickled) < 300
+    assert not array.is_here
+    done = live.run(UNPICKLE, pickled.hex())
+    assert (done.stdout, done.stderr) == ("RemoteArray False 499500.0 3\n", "")
+
+
+def test_a_pickle_by_handle_outlives_the_handle(client: Client) -> None:
+    """But not its name; and only what is pickled meanwhile is one."""
+    array = client.put(np.arange(3))
+    assert b"pickled-" not in pickle.dumps(array)
+    with jaxd.pickle_by_handle():
+        pickled = pickle.dumps(array)
+    del array
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickled)), [0, 1, 2])
+    (name,) = re.findall(r"pickled-\w{32}", pickled.decode("latin-1"))
+    assert client.forget(name)
+    with pytest.raises(errors.ValueDeleted, match="no values are named"):
+        pickle.loads(pickled)
+
+
+def test_a_pickle_by_handle_needs_its_server(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so where there is none."""
+    with jaxd.pickle_by_handle(ttl_s=1):
+        pickled = pickle.dumps(client.put(np.arange(3)))
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    with pytest.raises(errors.NoServer):
+        pickle.loads(pickled)
+
+
+def test_a_deleted_array_is_not_pickled_by_handle(client: Client) -> None:
+    """Nothing is left of it."""
+    array = client.put(np.arange(3))
+    array.delete()
+    with jaxd.pickle_by_handle(), pytest.raises(errors.ValueDeleted):
+        pickle.dumps(array)

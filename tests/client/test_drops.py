@@ -54,6 +54,26 @@ def test_what_could_not_be_told_goes_with_the_next_call() -> None:
     assert unpack_ids(drops.take()) == (2, 1)
 
 
+def test_what_could_not_be_told_is_told_without_a_call() -> None:
+    """But not again and again while nobody can be told."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    drops.put_back(pack_ids([1]))
+    wait_until(lambda: told.messages == [(1,)])
+    drops.add(2)
+
+    def keep(ids: bytes) -> bool:
+        drops.put_back(ids)
+        return True
+
+    drops._tell = keep  # as without a connection
+    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
+    drops._tell = told
+    drops.add(3)
+    wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
+
+
 def test_the_thread_ends_when_nobody_is_there() -> None:
     """The session is gone."""
     told = Told(useful=False)

@@ -60,11 +60,59 @@ def test_the_reply_decides_what_was_taken(reply: Any) -> None:
     assert takers(arrays) == ["step", None, "step"]
 
 
+def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
+    """Then nothing was."""
+    one, arrays = flight(1)
+    one.settle(failed()[:2], ())
+    assert isinstance(one.error, ArithmeticError)
+    assert takers(arrays) == [None] * 3
+
+
+def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
+    """Nobody knows whether the server has it."""
+    one, arrays = flight(1)
+    one.lose(ConnectionError("gone"))
+    assert takers(arrays) == [None, "step", None]
+
+
+def test_what_was_not_made_does_not_come_back_to_life() -> None:
+    """The first end counts: a second one changes nothing."""
+    one, arrays = flight(1)
+    one.lose(ConnectionError("gone"))
+    one.settle(succeeded(), ())
+    one.refuse(ValueError("no"))
+    assert isinstance(one.error, ConnectionError)
+    assert takers(arrays) == [None, "step", None]
+
+
+class Counted:
+    """Stands for data on its way."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self, reply: Any = None) -> None:
+        """Counts."""
+        self.released += 1
+
+
+def test_its_data_is_let_go_once() -> None:
+    """Whatever takes its place, and whenever that comes."""
+    loads: Any = [Counted() for _ in range(3)]
+    one, _ = flight()
+    for load in loads[:2]:
+        one.carry(load, one.call)
+    one.settle(succeeded(), ())
+    one.lose(ConnectionError("gone"))
+    one.carry(loads[2], one.call)
+    assert [load.released for load in loads] == [1, 1, 1]
+
+
 def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
     """Another one has taken an array in the meantime."""
     one, arrays = flight(1)
     arrays[0].donated_to = "other"
-    one.fail(ConnectionError("gone"))
+    one.refuse(ConnectionError("gone"))
     assert takers(arrays) == ["other", None, None]
     assert isinstance(one.error, ConnectionError)
 
@@ -75,6 +123,8 @@ def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
     one, _ = flight(ended=ended.append)
     one.settle(succeeded(), ())
     one.settle(succeeded(), ())
+    one.tell()
+    one.tell()
     assert ended == [one]
     assert one.done
     assert not one.call.values
@@ -87,6 +137,7 @@ def test_another_structure_than_before_is_an_error() -> None:
     one.settle(succeeded(), ())
     with pytest.raises(Exception, match="another structure"):
         raise one.error or AssertionError
+    assert one.changed == b"skeleton"
 
 
 def test_numbers_grow_in_the_order_of_sending() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +10,12 @@ import pytest
 
 from jaxd.encoded import Encoded
 from jaxd.flight import Flight
-from jaxd.flights import AHEAD, Flights
+from jaxd.flights import _ATTEMPTS, AHEAD, Flights
 from jaxd.pending import Pending
 from jaxd.routes import Load
 from jaxd_protocol.calls import OK
-from jaxd_protocol.elsewhere import Stay, pack_ids
-from jaxd_protocol.errors import ConnectionLost, LimitExceeded, NoServer, ValuesLost, WorkerLost
+from jaxd_protocol.elsewhere import BLOCK, Row, Stay, pack_ids
+from jaxd_protocol.errors import ConnectionLost, LimitExceeded, NoServer, ValuesLost
 from jaxd_protocol.wire import Frame
 from tests.end_to_end.gates import in_thread, wait_until
 
@@ -26,7 +26,10 @@ class Connection:
     def __init__(self) -> None:
         self.alive = True
         self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
+        self.data: list[list[bytes]] = []
+        self.left: list[int] = []
         self.refuses: Exception | None = None
+        self.interrupts = False
         self.waiting: list[Pending] = []
         self._numbers = iter(range(1, 1000))
 
@@ -38,23 +41,29 @@ class Connection:
         verb: str,
         args: tuple[Any, ...],
         buffers: Sequence[memoryview],
-        then: Callable[[Pending], None],
+        pending: Pending,
         number: int,
-        *,
-        attended: bool,
-    ) -> Pending:
+    ) -> None:
         if self.refuses is not None:
             raise self.refuses
         stay = Stay.from_bytes(args[5])
         assert stay is not None
         self.sent.append((stay.number, stay.acked, args[7]))
-        self.waiting.append(Pending(then))
-        return self.waiting[-1]
+        self.data.append([bytes(one) for one in buffers])
+        self.waiting.append(pending)
+        if self.interrupts:
+            raise KeyboardInterrupt
 
-    def reply(self, index: int = 0) -> None:
+    def take_what_is_here(self) -> None:
+        pass
+
+    def leave(self, number: int, pending: Pending) -> None:
+        self.left.append(number)
+
+    def reply(self, index: int = 0, value: Any = (OK, b"s", b"", b"", b"")) -> None:
         """The call is done."""
         pending = self.waiting.pop(index)
-        pending.value, pending.frame = (OK, b"s", b"", b"", b""), Frame(b"")
+        pending.value, pending.frame = value, Frame(b"")
         pending.done = True
         assert pending.then is not None
         pending.then(pending)
@@ -82,7 +91,10 @@ class Server:
             load=lambda call, *_, **__: Load(call.rows, call.buffers), announce=lambda *_: True
         )
         connect: Any = self.connect
-        self.flights = Flights(connect, routes, lambda: self.drops, lambda *_: None)
+        self.put_back: list[bytes] = []
+        drops: Any = SimpleNamespace(take=lambda: self.drops, put_back=self.put_back.append)
+        self.routes = routes
+        self.flights = Flights(connect, routes, drops, lambda *_: None)
 
     def connect(self) -> Connection:
         if self.gone is not None:
@@ -172,22 +184,24 @@ def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
 
 
 def test_what_loses_every_connection_is_given_up(server: Server) -> None:
-    """It may be what ends the worker."""
+    """Something in between may be what ends it."""
     flight = server.launch()
-    for _ in range(3):
+    for _ in range(_ATTEMPTS - 1):
         server.connections[-1].lose()
         server.flights._recover()
     server.connections[-1].lose()
     server.flights.wait(flight)
-    assert isinstance(flight.error, WorkerLost)
-    assert len(server.connections) == 5
+    assert isinstance(flight.error, ConnectionLost)
+    assert len(server.connections) == _ATTEMPTS + 1
 
 
 def test_a_call_that_cannot_be_sent_is_none(server: Server) -> None:
     """It holds nobody up."""
+    server.drops = pack_ids([4])
     server.connections[0].refuses = LimitExceeded("too large. Send less.")
     with pytest.raises(LimitExceeded):
         server.launch()
+    assert server.put_back == [pack_ids([4])]
     server.connections[0].refuses = None
     flight = server.launch()
     assert server.connections[0].sent[-1][1] == flight.number
@@ -234,3 +248,75 @@ def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
     server.flights.abandon(lost, ended.append)
     assert isinstance(lost.error, ConnectionLost)
     assert not server.flights._open
+    assert len(server.connections[0].left) == 1
+
+
+@pytest.mark.parametrize("value", [None, (), (OK, b"s"), (OK, b"s", b"", b"123", b"")])
+def test_a_reply_that_is_none_ends_only_its_call(server: Server, value: Any) -> None:
+    """Whoever reads goes on."""
+    flight = server.launch()
+    server.connections[0].reply(0, value)
+    assert flight.error is not None
+    assert not server.flights._open
+
+
+def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
+    """From any thread: the lock is free by then."""
+    told: list[Flight] = []
+
+    def ended(flight: Flight) -> None:
+        told.append(in_thread(server.launch).result(10))
+
+    server.launch(ended)
+    server.flights.fail_all(ValuesLost("gone. Make them again."))
+    assert len(told) == 1
+
+
+def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
+    """It is not sent again; what it has made goes when its reply comes."""
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+    call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
+    for has_reply in (True, False):
+        connection = server.connections[-1]
+        connection.interrupts = True
+        flight = Flight(call, None)
+        with pytest.raises(KeyboardInterrupt):
+            server.flights.launch(flight)
+        connection.interrupts = False
+        ended: list[Flight] = []
+        server.flights.abandon(flight, ended.append)
+        assert not ended
+        assert not server.flights._open
+        if has_reply:
+            connection.reply()
+            assert flight.error is None
+        else:
+            connection.lose()
+            assert isinstance(flight.error, ConnectionLost)
+        assert ended == [flight]
+
+
+def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> None:
+    """They may have changed: another load is one of the copies."""
+    block: Any = SimpleNamespace(number=3, view=memoryview(bytearray(8)), release=lambda: None)
+
+    def load(call: Encoded, *_: Any, **__: Any) -> Load:
+        block.view[:4] = call.buffers[0]
+        rows = [Row(0, BLOCK, 3, 0)]
+        return Load(rows, call.buffers[1:], [(block, 0)])
+
+    server.routes.load = load
+    server.routes.announce = lambda *_: True
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+    arrays = [bytearray([1] * 4), bytearray([2] * 4)]
+    buffers = [memoryview(each) for each in arrays]
+    call = Encoded(spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=Stay(1, -1, 64))
+    flight = Flight(call, None, is_copied=True)
+    server.flights.launch(flight)
+    for each in arrays:
+        each[:] = bytes([9] * 4)
+    server.routes.load = lambda call, *_, **__: Load((), call.buffers)
+    server.routes.announce = lambda *_: False
+    server.connections[0].lose()
+    server.flights._recover()
+    assert server.connections[1].data == [[bytes([1] * 4), bytes([2] * 4)]]

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxd.forking import forget_after_fork
+from jaxd.forking import forget_after_fork, tell_of_forks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -20,6 +20,10 @@ class Thing:
     """Remembers whether it was told."""
 
     forgot = False
+    told = 0
+
+    def on_fork(self) -> None:
+        self.told += 1
 
     def after_fork(self) -> None:
         self.forgot = True
@@ -39,6 +43,17 @@ def test_the_child_is_told_and_the_parent_is_not() -> None:
     forget_after_fork(thing)
     assert exit_code_of_child(thing) == 0
     assert not thing.forgot
+
+
+def test_the_parent_is_told_before_and_after() -> None:
+    """The child knows of the first only."""
+    thing = Thing()
+    tell_of_forks(thing)
+    child = os.fork()
+    if not child:
+        os._exit(thing.told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert thing.told == 2
 
 
 def test_what_is_gone_is_not_kept_for_a_fork() -> None:

@@ -7,6 +7,7 @@ import random
 import sys
 from typing import Any, NamedTuple
 
+import ml_dtypes  # noqa: F401  as in a process that has jax
 import numpy as np
 import pytest
 

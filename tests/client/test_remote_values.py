@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from jaxd.errors import ProtocolError, ValuesLost
 from jaxd.remote_values import specs_in
 from jaxd_protocol.elsewhere import pack_ids, unpack_ids
 from jaxd_protocol.trees import Leaf, TreeEncoder
+from tests.end_to_end.gates import wait_until
 
 
 def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
@@ -47,3 +51,44 @@ def test_several_come_home_with_one_message(client: Client) -> None:
     client.get(arrays)
     assert client.caller.connection().number() - before <= 2
     assert all(array.is_here for array in arrays)
+
+
+def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -> None:
+    """Also of calls that returned before they had run."""
+    step = client.persistent_call(lambda state: [x + 1 for x in state])
+    state = client.put([np.full(10, i, np.float32) for i in range(200)])
+    for _ in range(3):
+        state = step(state)
+    before = client.caller.connection().number()
+    assert [float(np.asarray(x)[0]) for x in state] == [i + 3 for i in range(200)]
+    assert client.caller.connection().number() - before <= 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client, _: client.put([np.ones(100), np.ones(200)]),
+        lambda client, _: client.named("interrupted"),
+        lambda _, there: there[: 1 << 17],
+    ],
+    ids=["put", "named", "part"],
+)
+def test_what_is_made_for_nobody_goes(
+    client: Client, monkeypatch: pytest.MonkeyPatch, make: Callable[[Client, Any], Any]
+) -> None:
+    """Whoever asked for it was interrupted."""
+    there = client.put(np.zeros(1 << 18, np.float32), name="interrupted")
+    answers = len(client.caller.values().drops._told)
+    connection = client.caller.connection()
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    before = client.statistics().values
+    monkeypatch.setattr(connection, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(client, there)
+    wait_until(lambda: len(client.caller.values().drops._told) > answers)
+    wait_until(lambda: client.statistics().values == before)
+    client.forget("interrupted")

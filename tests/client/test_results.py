@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.results import ResultReader, ResultsAs, _read_lazy
+from jaxd.results import Home, ResultReader, ResultsAs, _read_lazy
+from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.trees import TreeEncoder, dump_literal
@@ -272,3 +273,13 @@ def test_data_that_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ProtocolError):
             reader.read(*wrong, "numpy")
+
+
+@pytest.mark.parametrize("away", [(2,), (1, 0), (0, 0), (1 << 31,)])
+def test_leaves_that_stay_must_be_there(away: tuple[int, ...]) -> None:
+    """Each once, in order."""
+    skeleton, *_ = sent((np.ones(3), np.ones(3)))
+    with pytest.raises(ProtocolError, match="stay"):
+        ResultReader(MET).read_part(
+            skeleton, Home(b"", (), away), Stay(1, 0, -1), "numpy", lambda *_: []
+        )

@@ -144,13 +144,23 @@ def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
 def test_room_is_held_by_what_lies_in_it(pool: Pool, connection: Any) -> None:
     """The block is free when no view of it is left."""
     found: Any = Routes(pool).room(connection, [100, SHARED_BYTES])
-    places, views = found
+    found.filled()
+    places, views, _ = found
     assert [len(view) for view in views] == [100, SHARED_BYTES]
     assert places[0] == places[2]
     assert places[1] < places[3]
     assert not idle(pool)
     del found, views
     assert idle(pool)
+
+
+def test_room_that_was_never_filled_is_not_used_again(pool: Pool, connection: Any) -> None:
+    """The server may still write into it."""
+    found: Any = Routes(pool).room(connection, [SHARED_BYTES])
+    block = found.block
+    del found
+    pool.give_back(pool.lease(1) or block)
+    assert block not in pool._blocks.values()
 
 
 def test_there_is_no_room_for_little(pool: Pool, connection: Any) -> None:

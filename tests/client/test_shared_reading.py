@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from jaxd.pending import Pending
 from jaxd.transport import ClientConnection
 from jaxd_protocol.wire import BulkStream
 from tests.client.test_transport import Answering, Server
@@ -29,7 +31,8 @@ def test_many_may_wait_for_one_reply(ends: tuple[ClientConnection, Server]) -> N
     client, server = ends
     reading = in_thread(client.request, "call", ())
     seq, *_ = server.take()
-    pending = client.launch("call", (), (), lambda _: None, client.number(), attended=False)
+    pending = Pending()
+    client.launch("call", (), (), pending, client.number())
     other, *_ = server.take()
     waiting = [in_thread(client.await_reply, pending) for _ in range(6)]
     wait_until(lambda: len(pending.gates) == 6)
@@ -47,12 +50,10 @@ def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
     """Also those that nobody waits for."""
     client, server = ends
     arrived = threading.Event()
-    client.launch("call", (), (), lambda _: arrived.set(), client.number(), attended=False)
+    client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
     first, *_ = server.take()
     large = memoryview(bytes(1 << 23))
-    sending = in_thread(
-        lambda: client.launch("call", (), [large], lambda _: None, client.number(), attended=False)
-    )
+    sending = in_thread(lambda: client.launch("call", (), [large], Pending(), client.number()))
     server.send_reply(first, None, [memoryview(bytes(1 << 23))])  # nobody else reads this
     assert arrived.wait(10)
     server.take()
@@ -71,3 +72,37 @@ def test_a_late_reply_goes_where_it_was_told_to(ends: tuple[ClientConnection, Se
     assert giving_up.exception(10) is not None
     server.send_reply(seq, "late")
     wait_until(lambda: late == ["late"])
+
+
+def test_what_nobody_waits_for_any_more_is_read(ends: tuple[ClientConnection, Server]) -> None:
+    """By the connection's own thread, and counted once."""
+    client, server = ends
+    arrived = threading.Event()
+    pending, number = Pending(lambda _: arrived.set()), client.number()
+    client.launch("call", (), (), pending, number)
+    client.leave(number, pending)
+    client.leave(number, pending)
+    seq, *_ = server.take()
+    server.send_reply(seq, 1)
+    assert arrived.wait(10)
+    wait_until(lambda: client._unattended == 0)
+
+
+def test_an_interrupted_launch_may_have_been_sent(
+    ends: tuple[ClientConnection, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply is read when it comes."""
+    client, server = ends
+    send = client._send
+
+    def interrupted(*args: Any) -> None:
+        send(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_send", interrupted)
+    arrived = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
+    seq, *_ = server.take()
+    server.send_reply(seq, 1)
+    assert arrived.wait(10)

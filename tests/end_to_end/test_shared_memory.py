@@ -198,6 +198,61 @@ def test_a_fetched_array_outlives_the_blocks_next_use(client: Client) -> None:
     assert [float(view[0]) for view in views] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_what_a_child_has_stays_as_it_is(client: Client) -> None:
+    """Though its parent lets go of it, and goes on."""
+    there = client.put(ones(5))
+    view, whole = np.asarray(there.fetch(copy=False)), np.asarray(client.put(ones(6)))
+    ready, go = os.pipe()
+    child = os.fork()
+    if not child:  # where jax cannot be used any more
+        os.close(go)
+        os.read(ready, 1)
+        os._exit(0 if (view == 5).all() and (whole == 6).all() else 1)
+    del view, whole, there
+    gc.collect()
+    for i in range(6):
+        np.asarray(client.put(ones(50 + i)))
+    os.write(go, b"x")
+    os.close(go)
+    os.close(ready)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_block_that_a_fetch_may_still_fill_is_not_used_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller was interrupted; another fetch has its own."""
+    there = client.put(ones(5))
+    asked: list[Any] = []
+    lease = Pool.lease
+
+    def noted(pool: Pool, *sizes: int) -> Any:
+        asked.append(lease(pool, *sizes))
+        return asked[-1]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "lease", noted)
+        patch.setattr(client.caller.connection(), "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            there.fetch()
+    (block,) = asked
+    np.testing.assert_array_equal(there.fetch(), ones(5))
+    wait_until(lambda: block not in used_blocks())
+
+
+def used_blocks() -> list[Any]:
+    """Those of this process, after what was given back was sorted out."""
+    pool = shared_pool()
+    with pool._lock:
+        pool._settle()
+        return list(pool._blocks.values())
+
+
 # arrays that lie there already --------------------------------------------------------------------
 
 

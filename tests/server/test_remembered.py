@@ -7,8 +7,8 @@ import pytest
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.errors import ConnectionLost
-from jaxd_protocol.failures import describe_failure, rebuild_failure
-from jaxd_server.remembered import Remembered
+from jaxd_protocol.failures import describe_failure, is_failure, rebuild_failure
+from jaxd_server.remembered import MOST_BYTES, Remembered
 from jaxd_server.replies import Reply
 from tests.server.staging import at_once
 
@@ -126,3 +126,24 @@ def test_a_call_that_lost_its_client_is_new_when_it_is_sent_again_later() -> Non
         assert remembered.meet(number, 0, Sent())
         remembered.answer(number, reply)
         assert remembered.meet(number, 0, Sent()) == is_new
+
+
+def test_large_replies_are_held_up_to_a_limit() -> None:
+    """The last one always; of the others the newest. Who asks for an older one learns why not."""
+    remembered, size = Remembered(), MOST_BYTES // 2
+    large: Reply = (("done",), [memoryview(bytes(size))])
+    for number in (1, 2, 3):
+        assert remembered.meet(number, 0, Sent())
+        remembered.answer(number, large if number < 3 else REPLY)
+    kept = Sent()
+    for number in (1, 2, 3):
+        assert not remembered.meet(number, 0, kept)
+    assert kept == [large, large, REPLY]
+    assert remembered.meet(4, 0, Sent())
+    remembered.answer(4, (("done",), [memoryview(bytes(3 * size))]))
+    found = Sent()
+    for number in (1, 3, 4):
+        assert not remembered.meet(number, 0, found)
+    assert is_failure(found[0][0][1], ConnectionLost)
+    assert found[1] == REPLY
+    assert len(found[2][1][0]) == 3 * size

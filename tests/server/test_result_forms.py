@@ -111,7 +111,7 @@ def packed(result: Any) -> tuple[ResultForm, bytes, list[memoryview]]:
     """A result's form, and its data."""
     leaves, structure = jax.tree.flatten(result)
     form = result_form(leaves, structure)
-    return form, *pack_result(leaves, form)
+    return form, *pack_result(leaves, form)[:2]
 
 
 def home(result: Any, results: ResultsAs = "numpy") -> Any:
@@ -269,7 +269,7 @@ def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:
 def test_the_form_of_a_result_is_found_out_once() -> None:
     """Then it takes the leaves alone, in jax's order."""
     form, _, _ = packed({"b": jnp.ones(2), "a": jnp.zeros(())})
-    blob, _ = pack_result([jnp.full((), 7.0), jnp.full(2, 3.0)], form)
+    blob, _, _ = pack_result([jnp.full((), 7.0), jnp.full(2, 3.0)], form)
     assert ResultReader(CLASSES).read(form.skeleton, blob, (), "numpy")["b"].tolist() == [3, 3]
 
 
@@ -295,7 +295,7 @@ def test_a_form_is_its_skeleton_and_its_order(result: Any) -> None:
     form, blob, buffers = packed(result)
     again = ResultForm.of(form.skeleton, form.order)
     assert again == form
-    assert pack_result(jax.tree.leaves(result), again) == (blob, buffers)
+    assert pack_result(jax.tree.leaves(result), again) == (blob, buffers, ())
 
 
 def test_a_form_can_be_made_before_there_is_a_result() -> None:

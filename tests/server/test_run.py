@@ -10,6 +10,7 @@ import pytest
 
 from jaxd_protocol.calls import FAILED, OK, Options
 from jaxd_protocol.elsewhere import (
+    EVERYTHING,
     KEPT,
     NOTHING,
     Row,
@@ -286,3 +287,47 @@ def test_what_a_failed_call_has_made_is_taken_back() -> None:
     for _ in range(2):
         run.undo()
         assert len(desk.values) == 0
+
+
+def slow(state: Any, batch: Any) -> Any:
+    """Takes the device a while."""
+    for _ in range(6):
+        state = state @ state * 1e-3 + batch
+    return state
+
+
+def test_a_call_whose_results_were_all_taken_is_done_when_the_taker_is(kitchen: Kitchen) -> None:
+    """Its reply says that its arguments are free, and they are read until then."""
+    desk, source = Desk(), Source(slow, DONATES)
+    state, batch = np.ones((900, 900), np.float32), np.float32(1)
+    answer(kitchen, desk, source, state, batch)
+    numbers = [first_id(desk.number)]
+    for _ in range(2):  # cold, and then warm
+        answer(kitchen, desk, source, desk.ref(numbers[-1]), batch)
+        numbers.append(first_id(desk.number))
+    finishes = []
+    for _ in range(3):
+        call = desk.call(source, desk.ref(numbers[-1]), batch)
+        finishes.append(
+            kitchen.pipeline.start(call, kitchen.pipeline.plan(call.key, call.skeleton))
+        )
+        numbers.append(first_id(desk.number))
+    last = desk.own.get(numbers[-1]).array
+    value, _ = finishes[0]()
+    assert value[0] == OK
+    assert last.is_ready()
+    assert [finish()[0][0] for finish in finishes[1:]] == [OK, OK]
+
+
+def test_what_was_given_away_before_it_came_home_is_left_out(kitchen: Kitchen) -> None:
+    """Nobody may look at it, and nobody gets zeros for it."""
+    desk, source = Desk(), Source(step, DONATES)
+    answer(kitchen, desk, source, X, X)
+    first = desk.call(source, desk.ref(first_id(desk.number)), X, above=EVERYTHING, home=1 << 16)
+    made = first_id(desk.number)
+    finish = kitchen.pipeline.start(first)
+    taker = desk.call(Source(lambda loss: loss * 2, DONATES), desk.ref(made + 1))
+    assert kitchen.answer(taker)[0][0] == OK
+    value, _ = finish()
+    assert value[0] == OK
+    assert unpack_numbers(value[4]) == (0, 1)

@@ -22,7 +22,8 @@ def numbers(
 ) -> tuple[list[int], list[int]]:
     """What stays, and what does not come home."""
     found = staying(Layout(leaves, tuple), Stay(1, above, home), taken)
-    away = list(unpack_numbers(found.away))
+    away = list(unpack_numbers(found.told))
+    assert sorted((*found.home, *found.away)) == list(range(len(leaves)))
     kept = [number for number, _ in found.kept]
     assert found.nbytes == sum(leaves[number].nbytes for number in kept)
     gone = [i for i, place in enumerate(found.placement.places) if place.buffer == place.offset]
