@@ -7,7 +7,7 @@ import json
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.forking import forget_after_fork
 from jaxd.notices import Notices
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
 
 __all__ = ["Link"]
+
+_HANDSHAKES: Final = 3
 
 
 class Link:
@@ -118,16 +120,21 @@ class Link:
             return connection
         with self._lock:
             if self._connection is None or not self._connection.alive:
-                try:
-                    self._connection = self._connect()
-                except ProtocolError:
-                    if not self._left:
-                        raise
-                    self._connection = self._connect()  # that was the old worker, at its very end
+                self._connection = self._connect_again()
                 for left in self._left:
                     left.check()  # the worker behind it has ended by now
                 self._left = [left for left in self._left if left.alive]
             return self._connection
+
+    def _connect_again(self) -> ClientConnection:
+        """Where a server has answered before, a handshake that breaks off means little.
+
+        It was the old worker, at its very end, or the network was lost once more.
+        """
+        for _ in range(_HANDSHAKES - 1 if self._left or self.session is not None else 0):
+            with suppress(ProtocolError):
+                return self._connect()
+        return self._connect()
 
     def leave(self, connection: ClientConnection) -> None:
         """Makes no more calls over a connection whose worker is being replaced.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from jaxd.caller import Caller
 from jaxd.link import Link
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import ProtocolError
 from tests.live_server import LiveServer
 
 
@@ -47,3 +49,24 @@ def test_without_a_connection_nothing_is_told_and_none_is_made(link: Link) -> No
     link.close()
     assert link.tell(values, "drop", b"")
     assert not link.connected
+
+
+def test_a_handshake_that_breaks_off_is_tried_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a server has answered before; else it may be none of ours."""
+    connect, fails = Link._connect, [True]
+
+    def breaks_off(self: Link) -> Any:
+        if fails.pop():
+            raise ProtocolError("it broke off")
+        return connect(self)
+
+    monkeypatch.setattr(Link, "_connect", breaks_off)
+    with pytest.raises(ProtocolError):
+        link.connection()
+    fails[:] = [False]
+    link.connection().shut()
+    fails[:] = [False, True, True]
+    assert link.connection().alive
+    assert fails == []

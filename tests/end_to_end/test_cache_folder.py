@@ -20,7 +20,10 @@ from tests.live_server import LiveServer
 StartLive = Callable[..., LiveServer]
 
 # Many programs of one function are what is wanted here.
-pytestmark = pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice"),
+]
 
 
 def test_the_folder_is_removed_under_a_server(start_live: StartLive, runtime: Path) -> None:

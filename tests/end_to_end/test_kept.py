@@ -22,6 +22,8 @@ from jaxd import Client, connect
 from tests.end_to_end.counting import BUILT, LOADED, WARM, costs
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.soak
+
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 MATRIX = (X[:, None] * X[None, :] + np.diag(X + 3)).astype(np.float32)
 

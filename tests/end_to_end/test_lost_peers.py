@@ -24,6 +24,8 @@ from jaxd_protocol.wire.connection import encode_request
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.soak
+
 StartLive = Callable[..., LiveServer]
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.soak
+
 PACKAGE = {
     "shop/__init__.py": "REGISTRY = {}\nfrom . import base\n",
     "shop/base.py": """

@@ -18,6 +18,8 @@ from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
 
+pytestmark = pytest.mark.soak
+
 NAME = "fake_factor"
 
 

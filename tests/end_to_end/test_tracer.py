@@ -20,6 +20,8 @@ from tests.end_to_end import test_results_home
 from tests.live_server import LiveServer
 from tests.server.staging import until
 
+pytestmark = pytest.mark.soak
+
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
 reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")

@@ -24,6 +24,8 @@ from jaxd import Client, connect
 from jaxd.lockfile import read_lockfile
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.soak
+
 StartLive = Callable[..., LiveServer]
 
 TRAIN = """

@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 from jaxd_protocol.fingerprint import walk
 from tests.identity.random_projects import ANYWHERE, EVEN_IN_SOURCES, LINKS, PIECES, Swap, render
 
+pytestmark = pytest.mark.soak
+
 PACKAGE = "randomly_edited"
 MODULES = ("first", "second", "third", "fourth")
 ARGUMENT = 4

@@ -26,6 +26,8 @@ from tests.identity.probing import Job
 from tests.identity.projects import INSTALLED, Edit, write
 from tests.live_server import ROOT, source_environment
 
+pytestmark = pytest.mark.soak
+
 TRAVELLER = Path(__file__).with_name("traveller.py")
 LIGHT = ("jaxd_protocol.fingerprint", "numpy")
 
