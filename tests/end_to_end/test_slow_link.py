@@ -93,14 +93,14 @@ print(float(ramp(x)[-1]))
 def test_a_long_transfer_shows_on_the_terminal(
     link: Callable[..., Throttle], live: LiveServer, word: str
 ) -> None:
-    """In either direction, and the line is empty in the end."""
+    """In either direction, and not for longer than it takes."""
     sent, received = (LARGE, 4) if word == "sending" else (4, LARGE)
     environment = live.environment | {"JAXD_SERVER": link(10 * MIB).address}
     with OnTerminal(BOTH_WAYS % (received, sent), [], environment) as terminal:
         terminal.wait_for(f"jaxd: {word} ")
         terminal.wait_for(" of 25.2 MB")
         assert terminal.end() == (0, f"{float(received)}\n")
-    assert terminal.said.rsplit("\r", 2)[1].strip() == ""
+    assert word not in terminal.said.rsplit("\r", 2)[1]
 
 
 @contextmanager
