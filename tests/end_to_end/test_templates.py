@@ -86,9 +86,9 @@ class Mode:
     name: str
 
 
-class Pair(NamedTuple):
-    x: Any
-    y: Any
+class Couple(NamedTuple):
+    left: Any
+    right: Any
 
 
 FACTOR = 2.0
@@ -160,20 +160,20 @@ def test_all_kinds_of_nodes_go_there_and_back(client: Client) -> None:
     """With leaves of all kinds among them."""
     tree: dict[str, Any] = {
         "states": {"a": State(1.0), "b": State([np.float32(2), None, {}], "x")},
-        "pair": Pair(Pair(3, True), (Mode("m"), jax.random.key(3))),
+        "pair": Couple(Couple(3, True), (Mode("m"), jax.random.key(3))),
         "empty": [State(None), Mode("n"), State(())],
     }
     echo = client.persistent_call(lambda tree, **more: (tree, more), extra_key="t3")
     found, more = echo(tree, state=tree["states"]["a"])
     assert str(jax.tree.structure(found)) == str(jax.tree.structure(tree))
-    assert type(found["pair"]) is Pair
+    assert type(found["pair"]) is Couple
     assert type(found["states"]["b"]) is State
     assert more["state"].w == 1.0
-    assert found["pair"].y[0] == Mode("m")
+    assert found["pair"].right[0] == Mode("m")
     expected = [1.0, 2.0, 3, True]
-    leaves = jax.tree.leaves((found["states"], found["pair"].x))
+    leaves = jax.tree.leaves((found["states"], found["pair"].left))
     assert sorted(map(float, leaves)) == sorted(map(float, expected))
-    assert jax.random.key_data(found["pair"].y[1]).tolist() == [0, 3]
+    assert jax.random.key_data(found["pair"].right[1]).tolist() == [0, 3]
     assert traces(client, lambda: echo(tree, state=State(2.0))) == 0
 
 
