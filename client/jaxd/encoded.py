@@ -50,6 +50,11 @@ class Encoded(NamedTuple):
     sources: Mapping[int, Any] = {}
     heads: Mapping[int, bytes] = {}
 
+    @property
+    def flags(self) -> int:
+        """What the server is told about it in one bit each; see `jaxd_protocol.calls`."""
+        return MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
+
     def message(
         self,
         rows: Sequence[Row] = (),
@@ -67,7 +72,6 @@ class Encoded(NamedTuple):
             skeleton: what stands for the skeleton; by default itself.
             knows: what the client knows of its result's form; see `Stay`.
         """
-        flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
         told = b"" if self.stay is None else self.stay.to_bytes(acked, knows)
         elsewhere = pack_rows(rows) if rows else b""
         return (
@@ -75,7 +79,7 @@ class Encoded(NamedTuple):
             skeleton or self.skeleton,
             self.blob,
             self.timeout_s,
-            flags,
+            self.flags,
             told,
             elsewhere,
             drops,

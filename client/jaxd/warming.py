@@ -19,7 +19,6 @@ from jaxd_protocol.recipes import Recipe, RecordedCall, load_recipes
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
-    from jaxd_protocol.elsewhere import Row
 
 __all__ = [
     "Recorded",
@@ -57,19 +56,10 @@ class Warming(Encoded):
 
     __slots__ = ()
 
-    def message(
-        self,
-        rows: Sequence[Row] = (),
-        acked: int = 0,
-        drops: bytes = b"",
-        skeleton: bytes | None = None,
-        knows: bytes = b"",
-    ) -> tuple[Any, ...]:
-        """The arguments of the request `call`."""
-        key, told, blob, timeout_s, flags, *rest = super().message(
-            rows, acked, drops, skeleton, knows
-        )
-        return (key, told, blob, timeout_s, flags | WARM, *rest)
+    @property
+    def flags(self) -> int:
+        """As those of any call, and that it is not to be run."""
+        return super().flags | WARM
 
 
 def encode_warming(
