@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.lazy import LazyArray
+from jaxd.origin import Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
 from jaxd.results import PRNGKeys
-from jaxd_protocol.elsewhere import VALUE, Row
+from jaxd_protocol.elsewhere import Row
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
@@ -27,8 +28,7 @@ class EncodedArguments(NamedTuple):
 
     Attributes:
         skeleton, blob, buffers: see `jaxd_protocol.trees`.
-        rows: where the data lies that is in none of them.
-        values: the arrays on the server among them, by leaf.
+        values: the arrays on the server among them.
         owners: for each buffer the number of its leaf; -1 when that is no plain array.
         sources: the arrays of jax whose data is in a buffer, by leaf.
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
@@ -37,11 +37,15 @@ class EncodedArguments(NamedTuple):
     skeleton: bytes
     blob: bytes
     buffers: list[memoryview]
-    rows: list[Row]
-    values: dict[int, RemoteArray]
+    values: list[Stretch]
     owners: list[int]
     sources: dict[int, Any]
     heads: dict[int, bytes]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Where the data lies that is on the server."""
+        return rows_of(self.values)
 
 
 def encode_arguments(
@@ -73,7 +77,6 @@ def encode_arguments(
         encoder.skeleton,
         encoder.blob,
         encoder.buffers,
-        encoder.rows,
         encoder.values,
         encoder.owners,
         encoder.sources,
@@ -91,12 +94,19 @@ class ArgumentEncoder(TreeEncoder):
 
     def __init__(self, met: dict[Any, Any], keeper: object = None) -> None:
         super().__init__()
-        self.rows: list[Row] = []
-        self.values: dict[int, RemoteArray] = {}
+        self.values: list[Stretch] = []
+        self._place: tuple[Origin | None, int] = (None, 0)  # of the last stretch
+        self._follow: list[RemoteArray] = []  # its arrays
+        self._end = -1  # the leaf behind it
         self.sources: dict[int, Any] = {}
         self.heads: dict[int, bytes] = {}
         self._met = met
         self._keeper = keeper
+
+    @property
+    def rows(self) -> list[Row]:
+        """Where the data lies that is on the server."""
+        return rows_of(self.values)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
         """Appends the arguments, the static ones as part of the structure."""
@@ -152,12 +162,17 @@ class ArgumentEncoder(TreeEncoder):
 
     def remote(self, array: RemoteArray) -> None:
         """Appends an array on the server, without its data if it is the server of this call."""
-        if array.keeper is self._keeper:
-            self.rows.append(Row(self.count, VALUE, array.id))
-            self.values[self.count] = array
-            self.spec(array.leaf)
-        else:
-            self.node(array.fetch(copy=False))
+        origin = array.origin
+        if origin.keeper is not self._keeper:
+            return self.node(array.fetch(copy=False))
+        place = (origin, array.number - self.count)
+        if place != self._place or self.count != self._end:
+            self._place, self._follow = place, []
+            self.values.append(Stretch(self.count, origin, array.number, self._follow))
+        self._follow.append(array)
+        self.spec(origin.leaves[array.number])
+        self._end = self.count
+        return None
 
     def unusual_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""

@@ -72,7 +72,6 @@ class Caller(Link):
             timeout_s,
             results,
             strict,
-            encoded.rows,
             encoded.values,
             encoded.owners,
             stay,

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxd.origin import rows_of
 from jaxd_protocol.calls import MAY_REPEAT, ON_VALUES, STRICT
 from jaxd_protocol.elsewhere import ABSENT, BLOCK, Row, Stay, pack_rows
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
-    from jaxd.remote_array import RemoteArray
+    from jaxd.origin import Stretch
     from jaxd.results import ResultsAs
     from jaxd.routes import Load
 
@@ -27,8 +28,7 @@ class Encoded(NamedTuple):
         timeout_s: seconds until the caller gives up, or None.
         results: in which form the caller wants the result.
         strict: whether packages that differ on the server are an error.
-        rows: where the data lies of the arrays on the server.
-        values: the arrays on the server that it takes, by leaf.
+        values: the arrays on the server that it takes.
         owners: for each buffer the number of its leaf; -1 when that is no plain array, and
             shorter than `buffers` where none is.
         stay: what of the result is to stay on the server; None: nothing.
@@ -43,12 +43,21 @@ class Encoded(NamedTuple):
     timeout_s: float | None
     results: ResultsAs
     strict: bool = False
-    rows: Sequence[Row] = ()
-    values: dict[int, RemoteArray] = {}  # noqa: RUF012  never written to
+    values: Sequence[Stretch] = ()
     owners: Sequence[int] = ()
     stay: Stay | None = None
     sources: Mapping[int, Any] = {}
     heads: Mapping[int, bytes] = {}
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Where the data lies of the arrays on the server."""
+        return rows_of(self.values)
+
+    @property
+    def on(self) -> tuple[tuple[int, int], ...]:
+        """Which of its leaves are on the server: the first and the number of each stretch."""
+        return tuple((stretch.leaf, len(stretch.arrays)) for stretch in self.values)
 
     @property
     def flags(self) -> int:
@@ -105,4 +114,4 @@ class Encoded(NamedTuple):
 
     def without_data(self) -> Encoded:
         """The same, once its data is not needed any more."""
-        return self._replace(blob=b"", buffers=(), rows=(), values={}, sources={})
+        return self._replace(blob=b"", buffers=(), values=(), sources={})

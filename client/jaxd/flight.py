@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd.results import Home
@@ -70,7 +70,7 @@ class Flight:
         is_sent: whether the server may have it.
         request: its number on its connection.
         load: its data, on its way.
-        on: numbers of the leaves that it takes from the server.
+        on: the leaves that it takes from the server: the first and the number of each stretch.
         drops: ids of values that its message says are no longer held.
     """
 
@@ -101,25 +101,20 @@ class Flight:
         self.pending: Pending | None = None
         self.request = 0
         self.attempts = 0
-        self.on = tuple(call.values)
+        self.on = call.on
         self.drops = b""
         self.ended = ended
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
         self._lock = threading.RLock()  # guards its end, and its data on its way
-        self._mark(donated, self.name)
+        for stretch in call.values if donated else ():
+            stretch.give(donated, self.name)
 
     def renumber(self) -> None:
         """Takes a number that is larger than those of all calls that were sent before."""
         assert self.call.stay is not None
         self.number = new_number()
         self.call = self.call._replace(stay=self.call.stay._replace(number=self.number))
-
-    def _mark(self, numbers: Iterable[int], taker: str | None) -> None:
-        for number in numbers:
-            array = self.call.values.get(number)
-            if array is not None:
-                array.donated_to = taker
 
     @property
     def name(self) -> str:
@@ -182,8 +177,7 @@ class Flight:
                 return
             if end.given_up is not None:
                 self.given_up = end.given_up
-                self._mark(set(self._donated).difference(end.given_up), None)
-                self._mark(end.given_up, self.name)
+                self._settle_values(end.given_up)
             self.error, self.home, self.changed = end.error, end.home, end.changed
             self.skeleton = end.skeleton or self.skeleton
             load, self.load = self.load, None
@@ -191,6 +185,13 @@ class Flight:
                 load.release(end.reply)
             self.call = self.call.without_data()
             self.done = True
+
+    def _settle_values(self, given_up: tuple[int, ...]) -> None:
+        for stretch in self.call.values:
+            if given_up != self._donated:
+                stretch.give_back(set(self._donated).difference(given_up))
+                stretch.give(given_up, self.name)
+            stretch.settle(given_up)
 
     def data(self, leaf: int) -> memoryview | None:
         """The data of a result's leaf, when it came with the reply."""

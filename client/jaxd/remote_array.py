@@ -6,7 +6,6 @@ import copy as copies
 import math
 import operator
 import sys
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, Protocol, Self
@@ -16,11 +15,12 @@ from jaxd.indexing import basic_index
 from jaxd.jax_leaves import array_class, key_dtype, leaf_class
 from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
 from jaxd.lazy import LazyArray
+from jaxd.origin import DELETED, Origin
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.trees.leaves import dtype_of, itemsize_of
 
-__all__ = ["Keeper", "RemoteArray", "Siblings", "by_handle"]
+__all__ = ["Keeper", "RemoteArray", "by_handle"]
 
 by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
@@ -56,22 +56,8 @@ class Keeper(Protocol):
             Exception: as `bring`.
         """
 
-    def delete(self, array: RemoteArray) -> None:
-        """Frees the array now, whoever else holds it."""
-
     def drop(self, id: int) -> None:  # noqa: A002
-        """Takes note that nobody here holds the array. Called in a garbage collection."""
-
-
-class Siblings(list["weakref.ref[RemoteArray]"]):
-    """The arrays that came of one call.
-
-    Attributes:
-        is_looked_at: whether one of them was brought home by itself: the next one is not the only
-            one that somebody looks at.
-    """
-
-    is_looked_at = False
+        """Takes note that nobody here needs the array. Called in a garbage collection."""
 
 
 class RemoteArray(ArrayLike):
@@ -83,19 +69,11 @@ class RemoteArray(ArrayLike):
     Given to a persistent function it does not move. Thread-safe; threads that touch it first at
     the same time may each bring it.
 
-    Attributes:
-        keeper: who has the data.
-        id: its number in the session.
-        leaf: what it is.
-        deleted: whether `delete` was called.
-        donated_to: name of the function that was given its memory, or None.
-        flight: the call that makes it, when that had not run; the keeper's affair.
-        siblings: other arrays that came of the same call; the keeper's affair, too.
+    Args:
+        origin: the call that made it, and others.
+        number: which of these it is.
     """
 
-    siblings: Siblings | None = None
-    deleted = False
-    donated_to: str | None = None
     _data: memoryview | None = None
     _here: Any = None
     _kind = ""
@@ -110,20 +88,12 @@ class RemoteArray(ArrayLike):
         """The class that arrays have in this process, as it is now."""
         return cls if loaded_jax() is None else leaf_class(RemoteArray)
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        id: int,  # noqa: A002
-        leaf: Leaf,
-        flight: Any = None,
-    ) -> None:
-        self.keeper = keeper
-        self.flight = flight
-        self.id = id
-        self.leaf = leaf
+    def __init__(self, origin: Origin, number: int) -> None:
+        self.origin = origin
+        self.number = number
 
     def __del__(self) -> None:
-        self.keeper.drop(self.id)
+        self.origin.let_go(self.number)
 
     @property
     def __class__(self) -> Any:
@@ -135,6 +105,31 @@ class RemoteArray(ArrayLike):
         raise TypeError("the class of an array cannot be changed.")
 
     # what is known without moving anything
+
+    @property
+    def keeper(self) -> Keeper:
+        """Who has the data."""
+        return self.origin.keeper
+
+    @property
+    def id(self) -> int:
+        """Its number in the session."""
+        return self.origin.first + self.number
+
+    @property
+    def leaf(self) -> Leaf:
+        """What it is."""
+        return self.origin.leaves[self.number]
+
+    @property
+    def flight(self) -> Any:
+        """The call that makes it, when that had not run; the keeper's affair."""
+        return self.origin.flight
+
+    @property
+    def donated_to(self) -> str | None:
+        """Name of the function that was given its memory, or None."""
+        return self.origin.gone.get(self.number) or None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -170,7 +165,7 @@ class RemoteArray(ArrayLike):
 
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a call."""
-        return self.deleted or self.donated_to is not None
+        return self.number in self.origin.gone
 
     def __repr__(self) -> str:
         kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
@@ -211,9 +206,9 @@ class RemoteArray(ArrayLike):
     def delete(self) -> None:
         """Frees its memory here and on the server. Whoever touches it later gets ValueDeleted."""
         if not self.is_deleted():
-            self.deleted = True
+            self.origin.gone[self.number] = DELETED
             self._here = self._data = None
-            self.keeper.delete(self)
+            self.origin.let_go(self.number)
 
     def __getitem__(self, index: Any) -> Any:
         basic = None if self.is_here else basic_index(index, self.shape)
@@ -264,13 +259,14 @@ class RemoteArray(ArrayLike):
 
     def refuse_deleted(self) -> None:
         """Raises `ValueDeleted` when it was deleted or donated."""
+        if not self.is_deleted():
+            return
         if self.donated_to is not None:
             raise ValueDeleted(
                 f"this array was donated to {self.donated_to}, which has used its memory. Use "
                 "what that call returned, or do not donate it."
             )
-        if self.deleted:
-            raise ValueDeleted("this array was deleted with delete(). Make it again.")
+        raise ValueDeleted("this array was deleted with delete(). Make it again.")
 
     def _touched(self) -> Any:
         self.refuse_deleted()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.drops import Drops
 from jaxd.flight import Flight
 from jaxd.forking import forget_after_fork
-from jaxd.remote_array import RemoteArray, Siblings
+from jaxd.origin import Origin
+from jaxd.remote_array import RemoteArray
 from jaxd.results import ResultReader
 from jaxd.value_calls import ValueCalls
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import (
     HOME_BYTES,
-    call_of,
     first_id,
     new_number,
     pack_ids,
@@ -112,12 +112,10 @@ class RemoteValues:
             flight: the call that makes them, when that had not run.
         """
         self.drops.start()
-        kind = RemoteArray.kind()
+        kind, origin = RemoteArray.kind(), Origin(self, first, leaves, flight)
         wanted = range(len(leaves)) if numbers is None else numbers
-        arrays = [kind(self, first + number, leaves[number], flight) for number in wanted]
-        siblings = Siblings(map(weakref.ref, arrays))
-        for array in arrays:
-            array.siblings = siblings
+        arrays = [kind(origin, number) for number in wanted]
+        origin.arrays = list(map(weakref.ref, arrays))
         return arrays
 
     def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
@@ -125,7 +123,7 @@ class RemoteValues:
         flight: Flight | None = array.flight
         if flight is not None:
             self.calls.wait_for(flight)
-            home = flight.data(array.id - first_id(call_of(array.id)))
+            home = flight.data(array.number)
             if home is not None:
                 return home
         together = [array, *self._small_siblings(array)]
@@ -191,13 +189,13 @@ class RemoteValues:
 
         Nothing at the first time: a loop may look at one array of its state in each step.
         """
-        siblings = array.siblings
-        if siblings is None or array.nbytes > HOME_BYTES:
+        origin = array.origin
+        if array.nbytes > HOME_BYTES:
             return []
-        if not siblings.is_looked_at:
-            siblings.is_looked_at = True
+        if not origin.is_looked_at:
+            origin.is_looked_at = True
             return []
-        others = [other for ref in siblings if (other := ref()) is not None]
+        others = [other for ref in origin.arrays if (other := ref()) is not None]
         return [
             other
             for other in others
@@ -208,8 +206,8 @@ class RemoteValues:
         ]
 
     def _is_home(self, array: RemoteArray) -> bool:
-        leaf = array.id - first_id(call_of(array.id))
-        return array.is_here or (array.flight is not None and array.flight.data(leaf) is not None)
+        flight: Flight | None = array.flight
+        return array.is_here or (flight is not None and flight.data(array.number) is not None)
 
     def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
         """What basic indexing gives: here when it is small, else on the server."""
@@ -227,10 +225,6 @@ class RemoteValues:
         """Returns when an array is computed."""
         if array.flight is not None:
             self.calls.wait_for(array.flight)
-
-    def delete(self, array: RemoteArray) -> None:
-        """Frees an array now."""
-        self.drop(array.id)
 
     def ask(
         self,

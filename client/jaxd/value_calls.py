@@ -36,7 +36,7 @@ __all__ = ["ValueCalls", "stay_for"]
 
 _MAX_FORMS: Final = 1024
 
-_Kind = tuple[bytes, bytes, str, tuple[int, ...]]
+_Kind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
 
 _Known = tuple[bytes, tuple[int, ...], bytes]
@@ -127,11 +127,13 @@ class ValueCalls:
         return future
 
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
-        self.check(call.values.values())
+        for stretch in call.values:
+            if stretch.origin.is_doubtful:
+                self.check(stretch.arrays)
         assert call.stay is not None
         form: Form | None = None
         donated: tuple[int, ...] = ()
-        known = self._forms.get(_kind(call, call.values)) if may_return else None
+        known = self._forms.get(_kind(call, call.on)) if may_return else None
         if known is not None:
             skeleton, donated, hash_ = known
             form = Form(skeleton, call.spec.identity.reader.layout(skeleton), hash_)
@@ -243,8 +245,7 @@ class ValueCalls:
             BaseException: what the call raised that was to compute one.
         """
         for array in arrays:
-            if array.donated_to is not None or array.deleted:
-                array.refuse_deleted()
+            array.refuse_deleted()
             flight = array.flight
             if flight is not None and flight.error is not None:
                 raise flight.error
@@ -264,5 +265,5 @@ def _is_remote(call: Encoded) -> bool:
     return call.results in ("auto", "remote")
 
 
-def _kind(call: Encoded, on: Iterable[int]) -> _Kind:
-    return call.spec.key, call.skeleton, call.results, tuple(on)
+def _kind(call: Encoded, on: tuple[tuple[int, int], ...]) -> _Kind:
+    return call.spec.key, call.skeleton, call.results, on

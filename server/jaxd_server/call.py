@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_protocol.calls import OK
 from jaxd_protocol.compression import inflate
-from jaxd_protocol.elsewhere import ABSENT, PACKED, Row, Stay, unpack_rows
+from jaxd_protocol.elsewhere import ABSENT, PACKED, Row, Stay, leaves_of_kinds, unpack_rows
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees import Layout, Placement
 from jaxd_server.executable import Executable
@@ -55,6 +55,7 @@ class Call:
         stay: what of its result is to stay; None: nothing.
         holdings: what it may refer to; None: nothing.
         layout: what its skeleton says, once its leaves were read.
+        given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
     """
@@ -76,6 +77,7 @@ class Call:
     stay: Stay | None = None
     holdings: Holdings | None = None
     layout: Layout | None = None
+    given: Mapping[int, int] = field(default_factory=dict)
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
     _rows: list[Row] | None = field(default=None, repr=False)
@@ -109,7 +111,7 @@ class Call:
         """Where the data lies that is in the message."""
         if not self.elsewhere:
             return layout.whole
-        return layout.without(tuple(r.leaf for r in self.rows(layout) if r.kind in ABSENT))
+        return layout.without(leaves_of_kinds(self.rows(layout), ABSENT))
 
     def leaves(self, layout: Layout, donated: Collection[int] = ()) -> list[Any]:
         """The leaves of its arguments.
@@ -129,5 +131,6 @@ class Call:
         if self.elsewhere:
             if self.holdings is None:
                 raise ProtocolError("the call refers to values, and there can be none.")
-            self.not_kept = self.holdings.fill(self.rows(layout), layout, leaves, donated)
+            rows = self.rows(layout)
+            self.not_kept, self.given = self.holdings.fill(rows, layout, leaves, donated)
         return leaves

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +20,7 @@ from jaxd_server.jax_private import exact_array
 from jaxd_server.marshal import read_leaf
 from jaxd_server.values import Value, Values, ValuesOfSession
 
-__all__ = ["Blocks", "Holdings", "copy_of"]
+__all__ = ["Blocks", "Filled", "Holdings", "copy_of"]
 
 _IN_BUFFER = Place(buffer=0)
 _SENT = "sent by the client"
@@ -32,6 +34,18 @@ class Blocks(Protocol):
 
     def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
         """The same, to be written."""
+
+
+class Filled(NamedTuple):
+    """What became of what a call refers to.
+
+    Attributes:
+        refused: ids of what was to be kept and has no room.
+        given: ids of the values that are given to the call for good, by leaf.
+    """
+
+    refused: tuple[int, ...]
+    given: Mapping[int, int]
 
 
 class Holdings:
@@ -51,7 +65,7 @@ class Holdings:
 
     def fill(
         self, rows: Sequence[Row], layout: Layout, leaves: list[Any], donated: Collection[int]
-    ) -> tuple[int, ...]:
+    ) -> Filled:
         """Puts in what a call refers to, and keeps what it brings to be kept.
 
         When this raises, nothing has changed. What is kept stays, whatever becomes of the call.
@@ -62,9 +76,6 @@ class Holdings:
             leaves: those that are in the message; the others are put in.
             donated: numbers of the leaves that the call gives up.
 
-        Returns:
-            Ids of what was to be kept and has no room.
-
         Raises:
             ProtocolError: when something is not as the layout says.
             ArgumentError: when a value that is given up is needed by the same call once more.
@@ -72,12 +83,14 @@ class Holdings:
             ForwardedFailure: when the call that was to make a value has failed.
         """
         self._refuse_twice(rows, donated)
+        given: dict[int, int] = {}
         kept: dict[int, Value] = {}
         stored: dict[ContentId, Value] = {}
-        for number, kind, a, b in rows:
+        for row in rows:
+            number, kind, a, b = row
             leaf = layout.leaves[number]
             if kind == VALUE:
-                leaves[number] = self._lend(a, leaf, number in donated)
+                given |= self._lend(row, layout, leaves, donated)
             elif kind == BLOCK:
                 view = self._blocks.view(a, b, leaf.nbytes)
                 leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
@@ -92,7 +105,7 @@ class Holdings:
                     stored[a, b] = value
         for content, value in stored.items():
             self.values.contents.put(self.own.principal, content, value)
-        return self._keep(kept) if kept else ()
+        return Filled(self._keep(kept) if kept else (), given)
 
     def _keep(self, kept: Mapping[int, Value]) -> tuple[int, ...]:
         nbytes = sum(value.nbytes for value in kept.values())
@@ -149,12 +162,15 @@ class Holdings:
 
     def _refuse_twice(self, rows: Sequence[Row], donated: Collection[int]) -> None:
         """Returns unless a call gives up what it needs once more; jax would not run it either."""
-        given = [row.a for row in rows if row.kind == VALUE]
-        if not donated or len(set(given)) == len(given):
+        if not donated:
             return
-        for row in rows:
-            if row.kind == VALUE and row.leaf in donated and given.count(row.a) > 1:
-                if self.own.get(row.a).copied:
+        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _lent(row)}
+        if len(set(lent.values())) == len(lent):
+            return
+        times = Counter(lent.values())
+        for leaf, id_ in lent.items():
+            if leaf in donated and times[id_] > 1:
+                if self.own.get(id_).copied:
                     continue  # the call is given a copy of it
                 raise ArgumentError(
                     "an array on the server is given to a call twice, and donated at least once. "
@@ -162,12 +178,27 @@ class Holdings:
                     "take the other one out of the call."
                 )
 
-    def _lend(self, id: int, leaf: Leaf, is_donated: bool) -> Any:  # noqa: A002
-        value = self.own.get(id)
-        if value.leaf != leaf:
-            raise ProtocolError("a value on the server is not what the call says that it is.")
-        is_shared = value.copied or value.holders > 1
-        return copy_of(value.array) if is_donated and is_shared else value.array
+    def _lend(
+        self, row: Row, layout: Layout, leaves: list[Any], donated: Collection[int]
+    ) -> dict[int, int]:
+        """Puts in the values of one row; ids of those that are given for good, by leaf."""
+        given = {}
+        for number, id_ in _lent(row):
+            value = self.own.get(id_)
+            if value.leaf != layout.leaves[number]:
+                raise ProtocolError("a value on the server is not what the call says that it is.")
+            leaves[number] = value.array
+            if number in donated:
+                if value.copied or value.holders > 1:
+                    leaves[number] = copy_of(value.array)
+                if not value.copied:
+                    given[number] = id_
+        return given
+
+
+def _lent(row: Row) -> Iterator[tuple[int, int]]:
+    """Leaf and id of each value of which a row speaks."""
+    return zip(row.leaves, itertools.count(row.a), strict=False)
 
 
 def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:

@@ -120,8 +120,7 @@ class Pipeline:
         running = self.admission.enter(executable.name, call.deadline)
         try:
             leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
-            run = Run(call, executable, leaves, plan.donated)
-            return self._started(run, running, self._count_hit)
+            return self._started(Run(call, executable, leaves), running, self._count_hit)
         except BaseException:
             self.admission.leave(running)
             raise
@@ -176,7 +175,7 @@ class Pipeline:
             self.admission.leave(running)
             report = self._report(executable, made)
             return lambda: report
-        run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)), donated)
+        run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         return self._started(
             run, running, lambda _: self.counters.add(calls=1, executable_hits=0 if made else 1)
         )

@@ -6,8 +6,9 @@ In between the next call can be dispatched; jax's arrays are there before their 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from jaxd_protocol.calls import OK
@@ -18,6 +19,7 @@ from jaxd_protocol.elsewhere import (
     Row,
     Stay,
     first_id,
+    leaves_of_kinds,
     pack_ids,
     pack_numbers,
 )
@@ -44,7 +46,6 @@ class Run:
         call: the request.
         executable: what answers it.
         leaves: the arrays that the executable takes.
-        donated: numbers of the call's leaves that it gives up.
 
     Attributes:
         results: what it returns, once it is dispatched.
@@ -54,7 +55,6 @@ class Run:
 
     __slots__ = (
         "__weakref__",
-        "_donated",
         "_ids",
         "_staying",
         "call",
@@ -70,12 +70,10 @@ class Run:
         call: Call,
         executable: Executable,
         leaves: Sequence[Any],
-        donated: Collection[int] = (),
     ) -> None:
         self.call = call
         self.executable = executable
         self.leaves = leaves
-        self._donated = donated
         self._ids: tuple[int, ...] = ()
         self.results: Sequence[Any] = ()
         self.taker: Run | None = None
@@ -92,8 +90,7 @@ class Run:
         kept = self._staying
         if kept is not None and kept.kept and self.call.holdings is not None:
             holdings = self.call.holdings
-            taken = (row.a for row in self._taken())
-            holdings.values.check_room(holdings.own, kept.nbytes, taken)
+            holdings.values.check_room(holdings.own, kept.nbytes, self.call.given.values())
         self._announce()
         try:
             self.results = self.executable(self.leaves)
@@ -107,13 +104,12 @@ class Run:
         if self.call.holdings is None:
             return
         values = self.call.holdings.own.values
-        for row in self._taken():
-            value = values.get(row.a)
-            maker = None if value is None or value.run is None else value.run()
-            if maker is not None:
-                if self.dispatched is _NO_EVENT:
-                    self.dispatched = threading.Event()
-                maker.taker = self
+        taken = [value for id_ in self.call.given.values() if (value := values.get(id_))]
+        makers = {run for value in taken if value.run is not None and (run := value.run())}
+        for maker in makers:
+            if self.dispatched is _NO_EVENT:
+                self.dispatched = threading.Event()
+            maker.taker = self
 
     def _find_staying(self) -> Staying | None:
         """What stays of the result; found once for all calls that take the same from the server."""
@@ -123,7 +119,7 @@ class Run:
         rows: Sequence[Row] = ()
         if stay.above == EVERYTHING and call.elsewhere:
             rows = call.known_rows()
-        taken = tuple(row.leaf for row in rows if row.kind == VALUE)
+        taken = leaves_of_kinds(rows, (VALUE,))
         key = (stay.above, stay.home, taken, call.skeleton)
         found = self.executable.stays.get(key)
         if found is None:
@@ -147,10 +143,10 @@ class Run:
         if not kept.kept:
             return
         first, name, leaves = first_id(call.stay.number), self.executable.name, form.layout.leaves
-        here = weakref.ref(self)
+        here, now = weakref.ref(self), time.time()
         made = {
             first + number: Value(
-                self.results[form.order[number]], leaves[number], size, name, run=here
+                self.results[form.order[number]], leaves[number], size, name, False, here, now
             )
             for number, size in kept.kept
         }
@@ -159,25 +155,12 @@ class Run:
         self._ids = tuple(made)
         holdings.values.add(holdings.own, made)
 
-    def _taken(self) -> Iterator[Row]:
-        """The values that the call was given for good."""
-        if self._donated and self.call.elsewhere:
-            for row in self.call.known_rows():
-                if row.kind == VALUE and row.leaf in self._donated and not self._is_copy(row.a):
-                    yield row
-
-    def _is_copy(self, id: int) -> bool:  # noqa: A002
-        """Whether the client has the array as well, and the call was given another copy."""
-        holdings = self.call.holdings
-        value = None if holdings is None else holdings.own.values.get(id)
-        return value is not None and value.copied
-
     def give_up(self) -> None:
         """Takes the values that the call was given for good out of the session."""
-        call, rows = self.call, list(self._taken())
-        if rows and call.holdings is not None:
-            call.holdings.values.drop(call.holdings.own, [row.a for row in rows])
-            call.given_up = tuple(row.leaf for row in rows)
+        call = self.call
+        if call.given and call.holdings is not None:
+            call.holdings.values.drop(call.holdings.own, call.given.values())
+            call.given_up = tuple(call.given)
 
     def deliver(self) -> Reply:
         """The reply, once the device is done.

@@ -13,7 +13,14 @@ import jax
 import numpy as np
 
 from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.elsewhere import ABSENT, VALUE, first_id, unpack_ids, unpack_rows
+from jaxd_protocol.elsewhere import (
+    ABSENT,
+    VALUE,
+    first_id,
+    leaves_of_kinds,
+    unpack_ids,
+    unpack_rows,
+)
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.trees import Layout, Leaf, TreeEncoder
@@ -93,7 +100,7 @@ class ValueDesk:
         rows = unpack_rows(elsewhere, len(layout.leaves))
         if any(row.kind == VALUE for row in rows):
             raise ProtocolError("what is put is on the server already.")
-        absent = tuple(row.leaf for row in rows if row.kind in ABSENT)
+        absent = leaves_of_kinds(rows, ABSENT)
         leaves = read_leaves(layout.without(absent), blob, buffers)
         self._holdings.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")

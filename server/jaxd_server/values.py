@@ -189,7 +189,8 @@ class Values:
             if owner.ended or not values:
                 return
             self._hold(owner.principal, values.values())
-            replaced = self._take_out(owner, values)
+            again = owner.values.keys() & values.keys()
+            replaced = self._take_out(owner, again) if again else ()
             self._sessions.add(owner)
             owner.values.update(values)
         del replaced  # frees memory, and not under the lock

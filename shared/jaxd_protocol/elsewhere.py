@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -36,6 +36,7 @@ __all__ = [
     "first_id",
     "form_hash",
     "known_skeleton",
+    "leaves_of_kinds",
     "named_skeleton",
     "new_number",
     "pack_ids",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 VALUE: Final = 1
-"""The data is the value `a` of the session."""
+"""The data is value `a` of the session, and that of the `b` leaves that follow the next values."""
 
 BLOCK: Final = 2
 """The data lies in block `a` of the connection, from byte `b` on."""
@@ -96,7 +97,7 @@ _STAY: Final = struct.Struct("!QqqQ")
 
 
 class Row(NamedTuple):
-    """Where the data of one leaf lies.
+    """Where the data of one leaf lies, or of several that follow one another.
 
     Attributes:
         leaf: its number among the leaves of the call.
@@ -108,6 +109,16 @@ class Row(NamedTuple):
     kind: int
     a: int
     b: int = 0
+
+    @property
+    def leaves(self) -> range:
+        """The numbers of all leaves of which it speaks."""
+        return range(self.leaf, self.leaf + 1 + (self.b if self.kind == VALUE else 0))
+
+
+def leaves_of_kinds(rows: Iterable[Row], kinds: Container[int]) -> tuple[int, ...]:
+    """The numbers of the leaves whose data lies in one of some kinds of places."""
+    return tuple(chain.from_iterable(row.leaves for row in rows if row.kind in kinds))
 
 
 class Stay(NamedTuple):
@@ -201,9 +212,9 @@ def unpack_rows(data: bytes, leaves: int) -> list[Row]:
     rows = list(map(Row._make, _ROW.iter_unpack(data)))
     last = -1
     for row in rows:
-        if not last < row.leaf < leaves or not VALUE <= row.kind <= PACKED:
+        first, last = last, row.leaf + (row.b if row.kind == VALUE else 0)
+        if not first < row.leaf <= last < leaves or not VALUE <= row.kind <= PACKED:
             raise ProtocolError("a call says that data lies where none can be.")
-        last = row.leaf
     return rows
 
 

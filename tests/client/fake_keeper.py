@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from jaxd.origin import Origin
 from jaxd.remote_array import RemoteArray
 from jaxd_protocol.trees import Leaf
 
-__all__ = ["FakeKeeper"]
+__all__ = ["FakeKeeper", "alone"]
+
+
+def alone(keeper: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
+    """An array that came of a call which returned no others."""
+    return RemoteArray(Origin(keeper, id, (leaf,)), 0)
 
 
 class FakeKeeper:
@@ -34,7 +40,7 @@ class FakeKeeper:
         """A handle of a numpy or jax array, or of PRNG keys."""
         leaf, array = described(value, weak)
         self._arrays[len(self._arrays)] = array
-        return RemoteArray(self, len(self._arrays) - 1, leaf)
+        return alone(self, len(self._arrays) - 1, leaf)
 
     def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
         """The bytes, in memory of their own."""
@@ -47,15 +53,11 @@ class FakeKeeper:
         self._note(("part", index))
         found = self._arrays[array.id][index]
         self.moved += found.nbytes
-        return RemoteArray(Ready(found), 0, described(found, array.leaf.weak)[0]).fetch()
+        return alone(Ready(found), 0, described(found, array.leaf.weak)[0]).fetch()
 
     def wait(self, array: RemoteArray) -> None:
         """Everything is computed."""
         self._note("wait")
-
-    def delete(self, array: RemoteArray) -> None:
-        """Forgets it."""
-        self._note("delete")
 
     def drop(self, id: int) -> None:  # noqa: A002
         """Takes note."""

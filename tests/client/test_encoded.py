@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jaxd.encoded import Encoded
+from jaxd.origin import Origin, Stretch
 from jaxd_protocol.calls import MAY_REPEAT, ON_VALUES, STRICT
 from jaxd_protocol.elsewhere import BLOCK, Row, Stay, pack_ids, unpack_rows
 
@@ -20,9 +21,10 @@ def test_the_message_of_a_plain_call_says_nothing_of_values() -> None:
 
 def test_the_message_of_a_call_on_values() -> None:
     """What stays and up to where its client has answers, where its data lies, what is gone."""
-    array: Any = object()
+    array: Any = SimpleNamespace(number=2)
+    values = [Stretch(0, Origin(array, 5, ()), 2, [array])]
     stay = Stay(9, -1, 64)
-    call = Encoded(SPEC, b"s", b"", (), None, "auto", True, values={0: array}, stay=stay)
+    call = Encoded(SPEC, b"s", b"", (), None, "auto", True, values=values, stay=stay)
     rows = [Row(0, BLOCK, 3, 64)]
     _, _, _, _, flags, told, elsewhere, drops = call.message(rows, 5, pack_ids([1]))
     assert flags == MAY_REPEAT | STRICT | ON_VALUES
@@ -34,8 +36,9 @@ def test_the_message_of_a_call_on_values() -> None:
 def test_a_call_that_is_over_holds_no_data() -> None:
     """And knows what it was a call of."""
     array: Any = object()
+    values = [Stretch(0, Origin(array, 5, ()), 2, [array])]
     buffers = [memoryview(b"data")]
-    call = Encoded(SPEC, b"s", b"blob", buffers, None, "auto", values={0: array}, owners=[0])
+    call = Encoded(SPEC, b"s", b"blob", buffers, None, "auto", values=values, owners=[0])
     over = call.without_data()
     assert (over.spec, over.skeleton) == (SPEC, b"s")
     assert not any((over.blob, over.buffers, over.values, over.rows))

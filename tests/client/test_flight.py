@@ -9,29 +9,28 @@ import pytest
 
 from jaxd.encoded import Encoded
 from jaxd.flight import Flight
+from jaxd.origin import Origin, Stretch
+from jaxd.remote_array import RemoteArray
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import Stay, pack_numbers
 from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.trees import Leaf
+from tests.client.fake_keeper import FakeKeeper
 
 
-class Taken:
-    """Stands for an array on the server."""
-
-    def __init__(self) -> None:
-        self.donated_to: str | None = None
-
-
-def flight(*donated: int, **more: Any) -> tuple[Flight, list[Taken]]:
-    """A call on three arrays, and these."""
-    arrays: Any = [Taken() for _ in range(3)]
+def flight(*donated: int, **more: Any) -> tuple[Flight, list[RemoteArray]]:
+    """A call on three arrays of two origins, and these."""
+    keeper, leaf = FakeKeeper(), Leaf("A", "float32", ())
+    one, other = Origin(keeper, 10, [leaf] * 9), Origin(keeper, 20, [leaf])
+    arrays = [RemoteArray(one, 4), RemoteArray(one, 5), RemoteArray(other, 0)]
+    values = [Stretch(0, one, 4, arrays[:2]), Stretch(2, other, 0, arrays[2:])]
     spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step"))
     stay = Stay(7, -1, 1 << 16)
-    values = dict(enumerate(arrays))
     call = Encoded(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
     return Flight(call, None, donated, **more), arrays
 
 
-def takers(arrays: list[Taken]) -> list[str | None]:
+def takers(arrays: list[RemoteArray]) -> list[str | None]:
     """Who has the arrays."""
     return [array.donated_to for array in arrays]
 
@@ -75,6 +74,25 @@ def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
     assert takers(arrays) == [None, "step", None]
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda one: one.settle(succeeded(0, 2), ()), [15]),
+        (lambda one: one.settle(failed(0, 2), ()), [15]),
+        (lambda one: one.refuse(ValueError("no")), [14, 15, 20]),
+        (lambda one: one.lose(ConnectionError("gone")), [14, 15, 20]),
+    ],
+    ids=["succeeds", "fails", "is refused", "is lost"],
+)
+def test_the_server_is_told_of_what_it_does_not_know(end: Any, told: list[int]) -> None:
+    """It need not be told of what it has taken, as it says; of all else that is gone, it must."""
+    one, arrays = flight(0, 2)
+    keeper: Any = arrays[0].keeper
+    end(one)
+    arrays.clear()
+    assert sorted(keeper.told) == [("drop", number) for number in told]
+
+
 def test_what_was_not_made_does_not_come_back_to_life() -> None:
     """The first end counts: a second one changes nothing."""
     one, arrays = flight(1)
@@ -111,7 +129,7 @@ def test_its_data_is_let_go_once() -> None:
 def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
     """Another one has taken an array in the meantime."""
     one, arrays = flight(1)
-    arrays[0].donated_to = "other"
+    arrays[0].origin.gone[4] = "other"
     one.refuse(ConnectionError("gone"))
     assert takers(arrays) == ["other", None, None]
     assert isinstance(one.error, ConnectionError)

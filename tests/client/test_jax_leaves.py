@@ -14,7 +14,7 @@ import pytest
 
 from jaxd.jax_leaves import array_class, key_dtype, leaf_class, register
 from jaxd.remote_array import RemoteArray
-from tests.client.fake_keeper import FakeKeeper
+from tests.client.fake_keeper import FakeKeeper, alone
 
 VECTOR = np.arange(3, dtype=np.float32)
 
@@ -102,7 +102,7 @@ def test_what_it_says_of_itself_is_what_the_array_says(keeper: FakeKeeper) -> No
         ours = keeper.keep(value)
         found = (ours.aval, ours.sharding, jax.typeof(ours), ours._committed)
         assert keeper.moved == 0
-        theirs = RemoteArray(keeper, ours.id, ours.leaf).fetch()
+        theirs = alone(keeper, ours.id, ours.leaf).fetch()
         assert found == (theirs.aval, theirs.sharding, jax.typeof(theirs), theirs._committed)
         keeper.moved = 0
     assert key_dtype("rbg") == jax.random.key(0, impl="rbg").dtype

@@ -18,13 +18,12 @@ import pytest
 
 from jaxd import templates
 from jaxd.arguments import encode_arguments
-from jaxd.remote_array import RemoteArray
 from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
 from jaxd_protocol.packing import pack
 from jaxd_protocol.statics import NO_STATICS
 from jaxd_protocol.trees import Leaf, parse_skeleton
 from jaxd_protocol.trees.forms import argument_forms
-from tests.client.fake_keeper import FakeKeeper
+from tests.client.fake_keeper import FakeKeeper, alone
 
 SCALE = 2.0
 
@@ -438,7 +437,7 @@ def test_many_versions_of_what_is_static_are_packed_once_each(packed: list[Any])
 def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     """They do not move, and the skeleton is that of the arrays."""
     keeper = FakeKeeper()
-    kept = RemoteArray(keeper, 7, Leaf("A", "float32", (3,)))
+    kept = alone(keeper, 7, Leaf("A", "float32", (3,)))
     state = State({"a": 1.0, "b": kept})
     encoded = encode_arguments((state, kept), {}, NO_STATICS, {}, keeper)
     assert [(row.leaf, row.a) for row in encoded.rows] == [(1, 7), (2, 7)]

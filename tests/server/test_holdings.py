@@ -171,15 +171,31 @@ def test_a_value_has_to_be_what_the_call_says(leaf: Leaf) -> None:
         Bench().fill(Row(0, VALUE, 7), looks=(leaf,))
 
 
+def test_a_row_may_speak_of_several_values() -> None:
+    """They are put in, and those that are donated are the call's, one by one."""
+    bench = Bench()
+    bench.values.add(bench.own, {8: Value(bench.array, F3, 12, "f", copied=True)})
+    bench.values.add(bench.own, {9: Value(bench.array + 1, F3, 12, "f")})
+    leaves: Any = [None] * 3
+    layout = Layout((F3,) * 3, tuple)
+    filled = bench.holdings.fill([Row(0, VALUE, 7, 2)], layout, leaves, {1, 2})
+    assert [leaf.tolist() for leaf in leaves] == [[10, 11, 12], [10, 11, 12], [11, 12, 13]]
+    assert leaves[0] is bench.array
+    assert leaves[1] is not bench.array
+    assert filled.given == {2: 9}
+    with pytest.raises(ValueDeleted):
+        bench.holdings.fill([Row(0, VALUE, 8, 2)], layout, leaves, ())
+
+
 def test_what_has_no_room_is_not_kept() -> None:
     """All of it or none, and half of the room stays free; the call has it all the same."""
     bench = Bench(limit=70)
     leaves: Any = [DATA, DATA]
     rows = [Row(0, KEPT, 8), Row(1, KEPT, 9)]
-    assert bench.holdings.fill(rows, Layout((F3, F3), tuple), leaves, ()) == (8, 9)
+    assert bench.holdings.fill(rows, Layout((F3, F3), tuple), leaves, ()).refused == (8, 9)
     assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
     assert len(bench.values) == 1
-    assert bench.holdings.fill(rows[:1], Layout((F3, F3), tuple), leaves, ()) == ()
+    assert bench.holdings.fill(rows[:1], Layout((F3, F3), tuple), leaves, ()).refused == ()
     assert bench.values.nbytes == 24
 
 

@@ -22,6 +22,7 @@ from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.shortage import Shortage
 from jaxd_server.value_desk import ValueDesk
 from jaxd_server.values import Values, ValuesOfSession
+from tests.client.fake_keeper import alone
 from tests.server.in_process import Source
 
 __all__ = ["Blocks", "Desk", "here", "skeleton_of", "specs"]
@@ -102,7 +103,7 @@ class Desk:
 
     def ref(self, number: int) -> RemoteArray:
         """What a client has of a value."""
-        return RemoteArray(self, number, self.own.get(number).leaf)  # type: ignore[arg-type]
+        return alone(self, number, self.own.get(number).leaf)
 
     def drop(self, id: int) -> None:  # noqa: A002
         """A handle is gone; nobody is told."""

@@ -18,6 +18,7 @@ from jaxd_protocol.elsewhere import (
     call_of,
     content_id,
     first_id,
+    leaves_of_kinds,
     pack_ids,
     pack_numbers,
     pack_rows,
@@ -33,8 +34,18 @@ U64 = st.integers(0, (1 << 64) - 1)
 @given(st.dictionaries(st.integers(0, 99), st.tuples(st.integers(VALUE, PACKED), U64, U64)))
 def test_rows_arrive_as_they_were(rows: dict[int, tuple[int, int, int]]) -> None:
     """In the order of their leaves."""
-    given_rows = [Row(leaf, *rest) for leaf, rest in sorted(rows.items())]
+    given_rows = [
+        Row(leaf, kind, a, 0 if kind == VALUE else b) for leaf, (kind, a, b) in sorted(rows.items())
+    ]
     assert unpack_rows(pack_rows(given_rows), 100) == given_rows
+
+
+def test_a_row_may_speak_of_several_values() -> None:
+    """Which follow one another, as the leaves do."""
+    rows = [Row(0, VALUE, 70, 2), Row(3, BLOCK, 5, 12), Row(4, VALUE, 9)]
+    assert unpack_rows(pack_rows(rows), 5) == rows
+    assert [list(row.leaves) for row in rows] == [[0, 1, 2], [3], [4]]
+    assert leaves_of_kinds(rows, {VALUE}) == (0, 1, 2, 4)
 
 
 def test_a_content_id_stands_for_data_and_what_it_is() -> None:
@@ -51,6 +62,9 @@ def test_a_content_id_stands_for_data_and_what_it_is() -> None:
         [Row(3, VALUE, 1)],  # there are three
         [Row(1, VALUE, 1), Row(0, VALUE, 2)],
         [Row(1, VALUE, 1), Row(1, BLOCK, 2)],
+        [Row(1, VALUE, 1, 2)],
+        [Row(0, VALUE, 1, 1), Row(1, VALUE, 7)],
+        [Row(0, VALUE, 1, (1 << 64) - 1)],
         [Row(0, 0, 1)],
         [Row(0, PACKED + 1, 1)],
     ],

@@ -1,0 +1,120 @@
+"""What arrays on the server have in common that came of one call.
+
+A loop makes and drops hundreds of them in each step. What they share is said here once, and what
+happens to many of them at a time is written down in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+from jaxd_protocol.elsewhere import VALUE, Row
+
+if TYPE_CHECKING:
+    from jaxd.remote_array import Keeper, RemoteArray
+    from jaxd_protocol.trees import Leaf
+
+__all__ = ["DELETED", "Origin", "Stretch", "rows_of"]
+
+DELETED = ""
+"""In place of the function that was given an array's memory."""
+
+
+class Origin:
+    """Where some arrays came from.
+
+    Args:
+        keeper: who has their data.
+        first: the id of number 0 in its session; the others follow.
+        leaves: what they are, by number.
+        flight: the call that makes them, when that had not run; the keeper's affair.
+
+    Attributes:
+        arrays: those that stand for them, as long as somebody holds them.
+        is_looked_at: whether one of them was brought home by itself: the next one is not the only
+            one that somebody looks at.
+        gone: what became of those that cannot be used any more, by number: the name of the function
+            that was given their memory, or `DELETED`.
+        settled: numbers of those that the server has let go of, or was told to.
+    """
+
+    __slots__ = (
+        "arrays",
+        "first",
+        "flight",
+        "gone",
+        "is_looked_at",
+        "keeper",
+        "leaves",
+        "settled",
+    )
+
+    def __init__(
+        self, keeper: Keeper, first: int, leaves: Sequence[Leaf], flight: Any = None
+    ) -> None:
+        self.keeper = keeper
+        self.first = first
+        self.leaves = leaves
+        self.flight = flight
+        self.arrays: Sequence[ref[RemoteArray]] = ()
+        self.is_looked_at = False
+        self.gone: dict[int, str] = {}
+        self.settled: set[int] = set()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether some of them may be of no use."""
+        return bool(self.gone) or (self.flight is not None and self.flight.error is not None)
+
+    def let_go(self, number: int) -> None:
+        """Nobody here holds one any more. Called in a garbage collection: nothing is locked."""
+        if number not in self.settled:
+            self.settled.add(number)
+            self.keeper.drop(self.first + number)
+
+
+class Stretch(NamedTuple):
+    """Arrays of one origin that follow one another, in a call as they did in their origin.
+
+    Attributes:
+        leaf: number of the first among the leaves of the call.
+        origin: theirs.
+        number: of the first in its origin.
+        arrays: they themselves.
+    """
+
+    leaf: int
+    origin: Origin
+    number: int
+    arrays: Sequence[RemoteArray]
+
+    @property
+    def row(self) -> Row:
+        """Where their data lies."""
+        return Row(self.leaf, VALUE, self.origin.first + self.number, len(self.arrays) - 1)
+
+    def numbers(self, leaves: Collection[int]) -> list[int]:
+        """The numbers in their origin of those that are these leaves of the call."""
+        shift = self.leaf - self.number
+        end = self.leaf + len(self.arrays)
+        return [leaf - shift for leaf in leaves if self.leaf <= leaf < end]
+
+    def give(self, leaves: Collection[int], taker: str) -> None:
+        """Those that are these leaves were given to a function for good."""
+        self.origin.gone.update(dict.fromkeys(self.numbers(leaves), taker))
+
+    def give_back(self, leaves: Collection[int]) -> None:
+        """The function did not take these after all."""
+        for number in self.numbers(leaves):
+            self.origin.gone.pop(number, None)
+
+    def settle(self, leaves: Collection[int]) -> None:
+        """The server has taken these out of the session."""
+        self.origin.settled.update(self.numbers(leaves))
+
+
+def rows_of(stretches: Iterable[Stretch]) -> list[Row]:
+    """Where the data of some stretches lies."""
+    return [stretch.row for stretch in stretches]

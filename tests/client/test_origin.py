@@ -1,0 +1,78 @@
+"""What the arrays of one call have in common."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from jaxd.arguments import encode_arguments
+from jaxd.origin import DELETED, Origin, Stretch
+from jaxd.remote_array import RemoteArray
+from jaxd_protocol.elsewhere import VALUE, Row
+from jaxd_protocol.statics import Statics
+from jaxd_protocol.trees import Leaf
+from tests.client.fake_keeper import FakeKeeper
+
+LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
+
+
+def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
+    """The arrays of one call that returned nine."""
+    origin = Origin(keeper, first, LEAVES)
+    return [RemoteArray(origin, number) for number in range(9)]
+
+
+def rows(keeper: FakeKeeper, *args: Any) -> list[Row]:
+    """How a call with these arguments says where its data lies."""
+    return encode_arguments(args, {}, Statics(frozenset(), frozenset()), {}, keeper).rows
+
+
+def test_what_stays_together_is_said_at_once() -> None:
+    """However it is spread over the arguments, as long as nothing comes in between."""
+    keeper = FakeKeeper()
+    one = arrays(keeper)
+    assert rows(keeper, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [Row(0, VALUE, 100, 8)]
+    assert rows(keeper, one[:2], 1.0, one[2:]) == [Row(0, VALUE, 100, 1), Row(3, VALUE, 102, 6)]
+
+
+def test_what_does_not_follow_is_said_by_itself() -> None:
+    """Another order, a gap, the same array twice, and arrays of another call with the next ids."""
+    keeper = FakeKeeper()
+    one, other = arrays(keeper), arrays(keeper, 109)
+    assert rows(keeper, one[1], one[0]) == [Row(0, VALUE, 101), Row(1, VALUE, 100)]
+    assert rows(keeper, one[0], one[2]) == [Row(0, VALUE, 100), Row(1, VALUE, 102)]
+    assert rows(keeper, one[3], one[3]) == [Row(0, VALUE, 103), Row(1, VALUE, 103)]
+    assert rows(keeper, one[8], other[0]) == [Row(0, VALUE, 108), Row(1, VALUE, 109)]
+
+
+def test_each_array_goes_when_nobody_holds_it() -> None:
+    """Once, though it was deleted before; not with the others."""
+    keeper = FakeKeeper()
+    one = arrays(keeper)
+    del one[4]
+    one[0].delete()
+    assert keeper.told == [("drop", 104), ("drop", 100)]
+    assert one[0].origin.gone == {0: DELETED}
+    one.clear()
+    assert sorted(keeper.told) == [("drop", 100 + number) for number in range(9)]
+
+
+def test_some_of_a_stretch_are_given_away() -> None:
+    """By the numbers that they have as leaves of the call."""
+    origin = Origin(FakeKeeper(), 100, LEAVES)
+    stretch = Stretch(3, origin, 5, [RemoteArray(origin, number) for number in (5, 6, 7)])
+    stretch.give((2, 4, 5, 6), "step")
+    assert origin.gone == {6: "step", 7: "step"}
+    stretch.give_back((4, 9))
+    assert origin.gone == {7: "step"}
+    stretch.settle((5,))
+    assert origin.settled == {7}
+
+
+def test_arrays_are_doubtful_when_one_is_gone_or_their_call_has_failed() -> None:
+    """Only then they are looked at one by one."""
+    flights = [None, SimpleNamespace(error=None), SimpleNamespace(error=ValueError())]
+    origins = [Origin(FakeKeeper(), 0, LEAVES, flight) for flight in flights]
+    assert [origin.is_doubtful for origin in origins] == [False, False, True]
+    origins[0].gone[1] = DELETED
+    assert origins[0].is_doubtful
