@@ -16,9 +16,10 @@ from jaxd.remote_values import RemoteValues
 from jaxd.routes import Routes, shared_pool
 from jaxd.sent_before import SentBefore
 from jaxd.settings import Settings
+from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
+from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
 
 if TYPE_CHECKING:
@@ -179,10 +180,7 @@ class Link:
             NoServer: when it cannot be reached.
             JaxdError: what it says instead of an answer.
         """
-        try:
-            value, _ = self.connection().request(verb, args)
-        except ConnectionLost:
-            value, _ = self.connection().request(verb, args)
+        value, _ = twice(lambda: self.connection().request(verb, args))
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
         report: dict[str, Any] = json.loads(value)

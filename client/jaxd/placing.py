@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxd.arguments import ArgumentEncoder
 from jaxd.jax_side import current_config
 from jaxd.remote_array import RemoteArray
-from jaxd.remote_values import RemoteValues, specs_in
+from jaxd.remote_values import RemoteValues
 from jaxd.results import ResultReader
 from jaxd.user_trees import leaves_of, map_leaves
 from jaxd_protocol.calls import normal_config
@@ -62,9 +62,8 @@ def _placed(values: RemoteValues, leaves: list[Any]) -> list[RemoteArray]:
             f"a {type(odd).__name__} cannot be put on the server: only arrays and numbers can, in "
             "dicts, lists and tuples, or, where jax is imported, in any pytree."
         )
-    number, config = new_number(), normal_config(current_config())
-    value = values.put(number, encoder.skeleton, encoder.blob, config, encoder)
-    return values.remote(first_id(number), specs_in(value[1]))
+    config = normal_config(current_config())
+    return values.put(encoder.skeleton, encoder.blob, config, encoder)
 
 
 def _weighs_something_else(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from jaxd.forking import forget_after_fork
 from jaxd.origin import Origin
 from jaxd.remote_array import RemoteArray
 from jaxd.results import ResultReader
+from jaxd.twice import twice
 from jaxd.value_calls import ValueCalls
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import (
@@ -27,9 +28,9 @@ from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.trees import Leaf, parse_skeleton
 
 if TYPE_CHECKING:
+    from jaxd.arguments import ArgumentEncoder as PutData
     from jaxd.link import Link
     from jaxd.pending import Pending
-    from jaxd.routes import Data
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
@@ -148,32 +149,32 @@ class RemoteValues:
         frame = self.ask("fetch", ids, b"")[1]
         return list(frame.buffers)
 
-    def put(
-        self, number: int, skeleton: bytes, blob: bytes, config: Any, data: Data
-    ) -> tuple[Any, ...]:
-        """Sends a flat tuple of arrays, which become values; returns what the server says.
+    def put(self, skeleton: bytes, blob: bytes, config: Any, data: PutData) -> list[RemoteArray]:
+        """Sends a flat tuple of arrays, which become values.
 
         Raises:
             ValuesFull: when there is no room.
             JaxdError: as `ask`.
         """
+        return twice(lambda: self._put(new_number(), skeleton, blob, config, data))
 
-        def once() -> tuple[Any, ...]:
-            connection = self.connection()
-            load = self._link.routes.load(data, connection)
-            args = (number, skeleton, blob, pack_rows(load.rows), config)
-            try:
-                value, _ = self.ask(
-                    "put", *args, buffers=load.buffers, over=connection, makes=number
-                )
-            finally:
-                load.release()
-            return value
-
+    def _put(
+        self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
+    ) -> list[RemoteArray]:
+        connection, first = self.connection(), first_id(number)
+        load = self._link.routes.load(data, connection)
+        args = (number, skeleton, blob, pack_rows(load.rows), config)
         try:
-            return once()
+            value, _ = self.ask("put", *args, buffers=load.buffers, over=connection, makes=number)
         except ConnectionLost:
-            return once()
+            # Perhaps it runs all the same, and reads memory that is used for something else by now:
+            # nobody is to have what it makes.
+            for id in range(first, first + data.count):  # noqa: A001
+                self.drop(id)
+            raise
+        finally:
+            load.release()
+        return self.remote(first, specs_in(value[1]))
 
     def bring_all(self, arrays: Sequence[RemoteArray]) -> None:
         """Brings several home, with few messages; they keep their data."""
@@ -251,12 +252,11 @@ class RemoteValues:
             JaxdError: what it says instead of an answer.
         """
         late = partial(self._too_late, holds, makes)
-        try:
-            value, frame = (over or self.connection()).request(verb, args, buffers, late=late)
-        except ConnectionLost:
-            if over is not None:
-                raise
-            value, frame = self.connection().request(verb, args, buffers, late=late)
+
+        def once() -> tuple[Any, Frame]:
+            return (over or self.connection()).request(verb, args, buffers, late=late)
+
+        value, frame = once() if over else twice(once)
         if value[0] == FAILED:
             raise rebuild_failure(value[1])
         return value, frame

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxd_server.values import Value
+    from jaxd_server.value import Value
 
 __all__ = ["ContentId", "Contents"]
 

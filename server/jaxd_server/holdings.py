@@ -18,7 +18,8 @@ from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_server.contents import ContentId
 from jaxd_server.jax_private import exact_array
 from jaxd_server.marshal import read_leaf
-from jaxd_server.values import Value, Values, ValuesOfSession
+from jaxd_server.value import Value, ValuesOfSession
+from jaxd_server.values import Values
 
 __all__ = ["Blocks", "Filled", "Holdings", "copy_of"]
 
@@ -110,10 +111,10 @@ class Holdings:
     def _keep(self, kept: Mapping[int, Value]) -> tuple[int, ...]:
         nbytes = sum(value.nbytes for value in kept.values())
         try:  # half of the room is for what clients have nowhere else
-            self.values.check_room(self.own, nbytes + self.values.limit // 2)
+            with self.values.room(self.own, nbytes, spare=self.values.limit // 2):
+                self.values.add(self.own, kept)
         except ValuesFull:
             return tuple(kept)  # the client has it all the same
-        self.values.add(self.own, kept)
         return ()
 
     def adopt(self, contents: bytes, ids: bytes) -> tuple[int, bytes]:

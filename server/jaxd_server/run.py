@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.calls import OK
@@ -26,10 +26,11 @@ from jaxd_protocol.elsewhere import (
 from jaxd_protocol.trees import Leaf
 from jaxd_server.call import Call
 from jaxd_server.executable import Executable
+from jaxd_server.holdings import Holdings
 from jaxd_server.replies import Reply
 from jaxd_server.result_forms import ResultForm, pack_result, wait_for
 from jaxd_server.staying import Staying, staying
-from jaxd_server.values import Value
+from jaxd_server.value import Value
 
 __all__ = ["Run"]
 
@@ -87,17 +88,21 @@ class Run:
             ValuesFull: when there is no room for what is to stay; nothing has happened then.
             Exception: what jax raises.
         """
-        kept = self._staying
-        if kept is not None and kept.kept and self.call.holdings is not None:
-            holdings = self.call.holdings
-            holdings.values.check_room(holdings.own, kept.nbytes, self.call.given.values())
+        kept, holdings = self._staying, self.call.holdings
+        if kept is None or not kept.kept or holdings is None:
+            self._start()
+        else:
+            with holdings.values.room(holdings.own, kept.nbytes, self.call.given.values()):
+                self._start()
+                self._keep(kept.kept, holdings)
+
+    def _start(self) -> None:
         self._announce()
         try:
             self.results = self.executable(self.leaves)
         finally:
             self.dispatched.set()
-        if kept is not None:
-            self._settle(kept)
+        self.give_up()
 
     def _announce(self) -> None:
         """Tells runs that are not delivered that this one takes what they return."""
@@ -135,20 +140,21 @@ class Run:
             return [leaves[number] for number in values]
         return [] if stay.above == NOTHING else [leaf for leaf in leaves if leaf.tag in "AK"]
 
-    def _settle(self, kept: Staying) -> None:
-        call, form, holdings = self.call, self.executable.form, self.call.holdings
-        assert call.stay is not None
-        assert holdings is not None
-        self.give_up()
-        if not kept.kept:
-            return
-        first, name, leaves = first_id(call.stay.number), self.executable.name, form.layout.leaves
+    def _keep(self, kept: Iterable[tuple[int, int]], holdings: Holdings) -> None:
+        """Makes values of some results, of which the numbers and bytes are given."""
+        stay, form, leaves = (
+            self.call.stay,
+            self.executable.form,
+            self.executable.form.layout.leaves,
+        )
+        assert stay is not None
+        first, name = first_id(stay.number), self.executable.name
         here, now = weakref.ref(self), time.time()
         made = {
             first + number: Value(
                 self.results[form.order[number]], leaves[number], size, name, False, here, now
             )
-            for number, size in kept.kept
+            for number, size in kept
         }
         if self._ids:  # dispatched again: what the client let go of meanwhile does not come back
             made = {number: made[number] for number in self._ids if number in holdings.own.values}

@@ -12,7 +12,8 @@ from functools import partial
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
-from jaxd_server.values import Values, ValuesOfSession
+from jaxd_server.value import ValuesOfSession
+from jaxd_server.values import Values
 
 __all__ = ["Session", "Sessions"]
 

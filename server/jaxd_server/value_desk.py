@@ -31,7 +31,7 @@ from jaxd_server.marshal import parse_arguments, read_leaves
 from jaxd_server.replies import Reply
 from jaxd_server.result_forms import ResultForm, host_data
 from jaxd_server.shortage import Shortage
-from jaxd_server.values import Value
+from jaxd_server.value import Value
 
 __all__ = ["VALUE_VERBS", "ValueDesk", "spec_of"]
 
@@ -104,11 +104,11 @@ class ValueDesk:
         leaves = read_leaves(layout.without(absent), blob, buffers)
         self._holdings.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
-        self._values.check_room(self._own, size)
-        with configured(config):
-            arrays = self._shortage.relieved(lambda: _arrived(leaves))
-        made = [_value(array, "put") for array in arrays]
-        self._add(number, made)
+        with self._values.room(self._own, size):
+            with configured(config):
+                arrays = self._shortage.relieved(lambda: _arrived(leaves))
+            made = [_value(array, "put") for array in arrays]
+            self._add(number, made)
         return (OK, _skeleton_of(made)), ()
 
     def _add(self, number: int, values: Sequence[Value]) -> None:
@@ -135,8 +135,8 @@ class ValueDesk:
         skeleton = _skeleton_of([part])
         if part.nbytes <= above:
             return (OK, skeleton), [host_data(part.array)]
-        self._values.check_room(self._own, part.nbytes)
-        self._add(number, [part])
+        with self._values.room(self._own, part.nbytes):
+            self._add(number, [part])
         return (OK, skeleton), ()
 
     def _name(self, name: str, skeleton: bytes, ids: bytes, ttl_s: float | None) -> Reply:

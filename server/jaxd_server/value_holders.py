@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from jaxd_server.values import Named, Value, ValuesOfSession
+    from jaxd_server.value import Named, Value, ValuesOfSession
 
 __all__ = ["holder_rows", "largest"]
 

@@ -9,105 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from jaxd_protocol.elsewhere import call_of
-from jaxd_protocol.errors import ValueDeleted, ValuesFull
-from jaxd_protocol.failures import Failure, ForwardedFailure
-from jaxd_protocol.trees import Leaf
+from jaxd_protocol.errors import ValueDeleted
 from jaxd_server.contents import Contents
-from jaxd_server.value_holders import holder_rows, largest
+from jaxd_server.value import Named, Value, ValuesOfSession
+from jaxd_server.value_holders import holder_rows
+from jaxd_server.value_room import ValueRoom
 
-__all__ = ["Named", "Value", "Values", "ValuesOfSession"]
-
-_MAX_FAILURES: Final = 256
-_MIB: Final = 1 << 20
-
-
-@dataclass(slots=True, eq=False)
-class Value:
-    """An array on the server.
-
-    Attributes:
-        array: jax's; perhaps still being computed.
-        leaf: what it looks like in a skeleton.
-        nbytes: its size.
-        maker: the function that returned it, or how else it came here.
-        run: the run that makes it, as long as that is not done; None when another thing has.
-        copied: whether its client has the array as well, so that it must not be donated.
-        made_at: `time.time()` when it came.
-        holders: how many numbers and names stand for it; `Values` counts.
-    """
-
-    array: Any
-    leaf: Leaf
-    nbytes: int
-    maker: str
-    copied: bool = False
-    run: weakref.ref[Any] | None = None
-    made_at: float = field(default_factory=time.time)
-    holders: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Named:
-    """A tree of values under a name.
-
-    Attributes:
-        skeleton: the structure of the tree.
-        values: its leaves.
-        until: `time.monotonic()` after which it is gone; None: never.
-    """
-
-    skeleton: bytes
-    values: tuple[Value, ...]
-    until: float | None
-
-
-class ValuesOfSession:
-    """The values of one session. Thread-safe; use it through `Values` where room is taken.
-
-    Attributes:
-        principal: whose they are.
-        values: by number.
-        failures: why calls have made no values, by their numbers.
-        ended: whether the session is over, so that nothing is taken in any more.
-    """
-
-    __slots__ = ("ended", "failures", "principal", "values")
-
-    def __init__(self, principal: str) -> None:
-        self.principal = principal
-        self.ended = False
-        self.values: dict[int, Value] = {}
-        self.failures: dict[int, Failure] = {}
-
-    def get(self, id: int) -> Value:  # noqa: A002
-        """The value with that number.
-
-        Raises:
-            ForwardedFailure: what the call that was to make it has raised.
-            ValueDeleted: when it is not there, or not any more.
-        """
-        value = self.values.get(id)
-        if value is not None:
-            return value
-        failure = self.failures.get(call_of(id))
-        if failure is not None:
-            raise ForwardedFailure(failure)
-        raise ValueDeleted(
-            "an array on the server is not there any more: it was deleted, or donated to a call. "
-            "Use the result of that call instead."
-        )
-
-    def fail(self, number: int, failure: Failure) -> None:
-        """Remembers why a call has made no values, for calls that were to use them."""
-        if len(self.failures) >= _MAX_FAILURES:
-            self.failures.pop(min(list(self.failures)), None)
-        self.failures[number] = failure
+__all__ = ["Values"]
 
 
 class Values:
@@ -127,14 +39,11 @@ class Values:
         clock: Callable[[], float] = time.monotonic,
         contents: Contents | None = None,
     ) -> None:
-        self.limit = limit
         self.contents = Contents() if contents is None else contents
-        self._share = share
         self._clock = clock
         self._sessions: set[ValuesOfSession] = set()
         self._names: dict[tuple[str, str], Named] = {}
-        self._used: dict[str, int] = {}  # bytes by principal
-        self._nbytes = 0
+        self._room = ValueRoom(limit, share)
         self._count = 0
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
 
@@ -144,7 +53,12 @@ class Values:
     @property
     def nbytes(self) -> int:
         """Bytes of all values; one that several numbers or names stand for counts once."""
-        return self._nbytes
+        return self._room.nbytes
+
+    @property
+    def limit(self) -> int:
+        """Bytes that all of them may take; 0: as many as there is room for."""
+        return self._room.limit
 
     def are_missed(self) -> bool:
         """Whether there is any that its client does not have as well."""
@@ -154,34 +68,44 @@ class Values:
 
     # of a session -----------------------------------------------------------------------------
 
-    def check_room(self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int] = ()) -> None:
-        """Returns when so many bytes more have room.
+    @contextmanager
+    def room(
+        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
+    ) -> Iterator[None]:
+        """Room for so many bytes more: nobody else has it, as long as the block runs.
 
         Args:
             owner: who wants to have them.
             nbytes: how many.
             given_up: numbers of values that go at the same time.
+            spare: bytes that have to be free beside them.
 
         Raises:
-            ValuesFull: when not; says who holds the most.
+            ValuesFull: when there is none; says who holds the most.
         """
+        promised = self._promise(owner, nbytes, given_up, spare)
+        try:
+            yield
+        finally:
+            if promised:
+                with self._lock:
+                    self._room.promise(owner.principal, -promised)
+
+    def _promise(
+        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int], spare: int
+    ) -> int:
+        who = owner.principal
         if not self.limit or nbytes <= 0:
-            return
+            return 0
         with self._lock:
             self._forget_expired()
-            used, own = self._nbytes, self._used.get(owner.principal, 0)
-            mine = int(self.limit * self._share)
-            room = min(self.limit - used, mine - own)
-            if nbytes <= room or nbytes <= room + _freed(owner, given_up):
-                return
-            rows = self._rows(owner.principal)
-        raise ValuesFull(
-            f"{nbytes / _MIB:,.1f} MiB more have no room on the server: its values take "
-            f"{used / _MIB:,.1f} of {self.limit / _MIB:,.1f} MiB, yours {own / _MIB:,.1f} of "
-            f"{mine / _MIB:,.1f} MiB. The largest: {largest(rows)}. Let go of arrays that you do "
-            "not need (del, .delete(), jaxd.forget), or start the server with a larger "
-            "--value-bytes."
-        )
+            more = nbytes
+            if not self._room.has(who, more + spare):
+                more = max(0, nbytes - _freed(owner, given_up))
+                if not self._room.has(who, more + spare):
+                    raise self._room.full(who, nbytes, self._rows(who))
+            self._room.promise(who, more)
+            return more
 
     def add(self, owner: ValuesOfSession, values: Mapping[int, Value]) -> None:
         """Takes values in, without asking for room; not when the session is over."""
@@ -230,10 +154,7 @@ class Values:
 
     def _charge(self, principal: str, nbytes: int, count: int) -> None:
         self._count += count
-        self._nbytes += nbytes
-        self._used[principal] = self._used.get(principal, 0) + nbytes
-        if not self._used[principal]:
-            del self._used[principal]
+        self._room.charge(principal, nbytes)
 
     def name(
         self,
@@ -304,7 +225,7 @@ class Values:
             return self._rows(principal)
 
     def _rows(self, principal: str) -> list[dict[str, Any]]:
-        return holder_rows(principal, self._names, self._sessions, self._used, self._clock())
+        return holder_rows(principal, self._names, self._sessions, self._room.used, self._clock())
 
 
 def _freed(owner: ValuesOfSession, ids: Iterable[int]) -> int:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd.errors import ProtocolError, ValuesLost
+from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd.remote_values import specs_in
-from jaxd_protocol.elsewhere import pack_ids, unpack_ids
+from jaxd_protocol.elsewhere import first_id, pack_ids, unpack_ids
 from jaxd_protocol.trees import Leaf, TreeEncoder
 from tests.end_to_end.gates import wait_until
 
@@ -92,3 +92,24 @@ def test_what_is_made_for_nobody_goes(
     wait_until(lambda: len(client.caller.values().drops._told) > answers)
     wait_until(lambda: client.statistics().values == before)
     client.forget("interrupted")
+
+
+def test_what_is_put_again_is_not_what_was_put_before(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may yet run, on memory that was given to others: nobody has its arrays."""
+    connection = client.caller.connection()
+    ids: list[int] = []
+
+    def lost(verb: str, args: Any, *rest: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        connection.request(verb, args, *rest, **more)
+        ids.append(first_id(args[0]))
+        raise ConnectionLost("gone")
+
+    before = client.statistics().values
+    monkeypatch.setattr(connection, "request", lost)
+    kept = client.put([np.ones(100), np.full(200, 2.0)])
+    assert ids[0] + 1 < kept[0].id
+    assert [float(array[-1]) for array in kept] == [1.0, 2.0]
+    wait_until(lambda: client.statistics().values == before + 2)

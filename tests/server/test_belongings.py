@@ -17,7 +17,8 @@ from jaxd_protocol.wire.frames import Descriptors
 from jaxd_server.belongings import Belongings
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.sessions import Session
-from jaxd_server.values import Value, Values
+from jaxd_server.value import Value
+from jaxd_server.values import Values
 from tests.server.staging import until
 
 SIZE = 1 << 18

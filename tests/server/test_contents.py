@@ -6,7 +6,7 @@ import weakref
 
 from jaxd_protocol.trees import Leaf
 from jaxd_server.contents import Contents
-from jaxd_server.values import Value
+from jaxd_server.value import Value
 
 LEAF = Leaf("A", "uint8", (40,))
 

@@ -25,8 +25,9 @@ from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_server.contents import Contents
 from jaxd_server.holdings import Holdings, copy_of
 from jaxd_server.jax_private import key_data
+from jaxd_server.value import Value, ValuesOfSession
 from jaxd_server.value_desk import spec_of
-from jaxd_server.values import Value, Values, ValuesOfSession
+from jaxd_server.values import Values
 from tests.server.value_desks import Blocks
 
 F3 = Leaf("A", "float32", (3,))

@@ -5,7 +5,8 @@ import threading
 from jaxd_protocol.trees import Leaf
 from jaxd_server.replies import Finish
 from jaxd_server.sessions import Session, Sessions
-from jaxd_server.values import Value, Values
+from jaxd_server.value import Value
+from jaxd_server.values import Values
 from tests.server.staging import PATIENCE_S, until
 
 

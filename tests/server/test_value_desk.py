@@ -19,8 +19,9 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.trees import Leaf
 from jaxd_server.jax_private import exact_array, key_data
+from jaxd_server.value import Value
 from jaxd_server.value_desk import spec_of
-from jaxd_server.values import Value, Values
+from jaxd_server.values import Values
 from tests.server.value_desks import Blocks, Desk, skeleton_of
 
 X64 = (("jax_enable_x64", True),)

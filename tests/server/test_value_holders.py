@@ -3,8 +3,8 @@ from __future__ import annotations
 import time
 
 from jaxd_protocol.trees import Leaf
+from jaxd_server.value import Named, Value, ValuesOfSession
 from jaxd_server.value_holders import holder_rows, largest
-from jaxd_server.values import Named, Value, ValuesOfSession
 
 MIB = 1 << 20
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxd_protocol.elsewhere import first_id
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
-from jaxd_protocol.failures import ForwardedFailure, describe_failure
 from jaxd_protocol.trees import Leaf
-from jaxd_server.values import Value, Values, ValuesOfSession
+from jaxd_server.value import Value, ValuesOfSession
+from jaxd_server.values import Values
 from tests.server.staging import at_once
 
 MIB = 1 << 20
@@ -99,22 +98,6 @@ def test_a_session_that_is_over_takes_nothing_in() -> None:
         own.get(2)
 
 
-def test_the_failure_of_a_call_is_what_its_results_say() -> None:
-    """Those of other calls are just not there; only the last failures are known."""
-    own = ValuesOfSession("uid:1")
-    for number in range(300):
-        own.fail(number, describe_failure(ZeroDivisionError(f"in call {number}")))
-    with pytest.raises(ForwardedFailure) as failed:
-        own.get(first_id(299) + 3)
-    assert "in call 299" in str(failed.value.failure)
-    for number in (0, 300):
-        with pytest.raises(ValueDeleted):
-            own.get(first_id(number))
-
-
-# names ----------------------------------------------------------------------------------------
-
-
 def test_a_name_outlives_its_session() -> None:
     """And counts once as long as both hold it."""
     values, own = Values(), ValuesOfSession("uid:1")
@@ -185,14 +168,49 @@ def test_there_is_room_up_to_the_limit() -> None:
     own, other = ValuesOfSession("uid:1"), ValuesOfSession("uid:2")
     values.add(own, {1: value(4 * MIB, "train_step"), 2: value(MIB, "loss")})
     values.add(other, {1: value(2 * MIB, "of_another")})
-    values.check_room(own, 3 * MIB)
+    enter(values, own, 3 * MIB)
     with pytest.raises(ValuesFull) as full:
-        values.check_room(own, 3 * MIB + 1)
+        enter(values, own, 3 * MIB + 1)
     text = str(full.value)
     assert "take 7.0 of 10.0 MiB, yours 5.0 of 10.0 MiB" in text
     assert "train_step 4.0 MiB; values of uid:2 2.0 MiB; loss 1.0 MiB" in text
     assert "of_another" not in text
     assert "--value-bytes" in text
+
+
+def enter(
+    values: Values, owner: ValuesOfSession, nbytes: int, given_up: tuple[int, ...] = ()
+) -> None:
+    """Asks for room, and does nothing with it."""
+    with values.room(owner, nbytes, given_up):
+        pass
+
+
+def test_room_is_promised_to_one_at_a_time() -> None:
+    """Whoever asks in between finds it taken; afterwards it is there, also when nothing came."""
+    values, own, other = Values(limit=10 * MIB), ValuesOfSession("a"), ValuesOfSession("b")
+    values.add(own, {1: value(4 * MIB)})
+    with values.room(own, 8 * MIB, [1]):  # four that go, and four of those that are free
+        enter(values, other, 2 * MIB)
+        with pytest.raises(ValuesFull, match=r"and 4.0 MiB are being filled"):
+            enter(values, other, 2 * MIB + 1)
+        values.drop(own, [1])
+        values.add(own, {2: value(8 * MIB)})
+    enter(values, other, 2 * MIB)
+    with pytest.raises(ValuesFull):
+        enter(values, other, 2 * MIB + 1)
+    with pytest.raises(ZeroDivisionError), values.room(other, 2 * MIB):
+        raise ZeroDivisionError
+    enter(values, other, 2 * MIB)
+
+
+def test_what_is_to_be_free_beside_it_is_not_promised() -> None:
+    """It only has to be there."""
+    values, own = Values(limit=10 * MIB), ValuesOfSession("a")
+    with values.room(own, MIB, spare=9 * MIB):
+        enter(values, own, 9 * MIB)
+        with pytest.raises(ValuesFull), values.room(own, MIB, spare=9 * MIB):
+            pass
 
 
 def test_one_principal_has_a_share_of_it() -> None:
@@ -201,10 +219,10 @@ def test_one_principal_has_a_share_of_it() -> None:
     one, two, other = (ValuesOfSession(who) for who in ("uid:1", "uid:1", "uid:2"))
     values.add(one, {1: value(3 * MIB)})
     values.name("uid:1", "n", b"", [value(MIB)], None)
-    values.check_room(two, MIB)
+    enter(values, two, MIB)
     with pytest.raises(ValuesFull, match=r"yours 4.0 of 5.0 MiB"):
-        values.check_room(two, MIB + 1)
-    values.check_room(other, 5 * MIB)
+        enter(values, two, MIB + 1)
+    enter(values, other, 5 * MIB)
 
 
 def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
@@ -213,11 +231,11 @@ def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
     named = value(2 * MIB)
     values.add(own, {1: value(6 * MIB), 2: named})
     values.name("uid:1", "n", b"", [named], None)
-    values.check_room(own, 8 * MIB, [1, 1])
+    enter(values, own, 8 * MIB, (1, 1))
     with pytest.raises(ValuesFull):
-        values.check_room(own, 8 * MIB)
+        enter(values, own, 8 * MIB)
     with pytest.raises(ValuesFull):
-        values.check_room(own, 8 * MIB + 1, [1, 2, 7])  # the name holds the other one
+        enter(values, own, 8 * MIB + 1, (1, 2, 7))  # the name holds the other one
 
 
 def test_names_whose_time_has_passed_take_no_room() -> None:
@@ -226,18 +244,18 @@ def test_names_whose_time_has_passed_take_no_room() -> None:
     values, own = Values(limit=MIB, clock=clock), ValuesOfSession("uid:1")
     values.name("uid:1", "n", b"", [value(MIB)], 10.0)
     with pytest.raises(ValuesFull):
-        values.check_room(own, 1)
+        enter(values, own, 1)
     clock.now += 11
-    values.check_room(own, MIB)
+    enter(values, own, MIB)
 
 
 def test_without_a_limit_there_is_always_room() -> None:
     """And nothing is no bytes, also where all is taken."""
     values, own = Values(), ValuesOfSession("uid:1")
-    values.check_room(own, 1 << 60)
+    enter(values, own, 1 << 60)
     values, own = Values(limit=MIB), ValuesOfSession("uid:1")
     values.add(own, {1: value(2 * MIB)})
-    values.check_room(own, 0)
+    enter(values, own, 0)
 
 
 # the count never drifts -----------------------------------------------------------------------
@@ -327,7 +345,7 @@ def test_the_count_never_drifts(steps: list[tuple[Any, ...]]) -> None:
         for name in range(2):
             model.unname(who, name)
     assert (len(model.values), model.values.nbytes, model.values.holders("a")) == (0, 0, [])
-    assert model.values._used == {}
+    assert model.values._room.used == {}
 
 
 def test_many_threads_count_right() -> None:

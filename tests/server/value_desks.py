@@ -20,8 +20,9 @@ from jaxd_server.call import Call
 from jaxd_server.holdings import Holdings
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.shortage import Shortage
+from jaxd_server.value import ValuesOfSession
 from jaxd_server.value_desk import ValueDesk
-from jaxd_server.values import Values, ValuesOfSession
+from jaxd_server.values import Values
 from tests.client.fake_keeper import alone
 from tests.server.in_process import Source
 
