@@ -10,11 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.caller import Caller
-from jaxd.client import Client
+from jaxd.commands.asking import ask
 from jaxd.commands.places import add_server_option, print_json
-from jaxd.settings import Settings
-from jaxd.why import asked_server
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
 
 __all__ = ["SUMMARY", "run"]
@@ -73,9 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 def _ask(own: argparse.Namespace) -> tuple[Mapping[str, Any] | None, JaxdError | None]:
     """What a server finds that builds some programs anew, or why none does."""
     try:
-        settings = Settings.resolve(server=own.server)
-        with Client(asked_server(Caller(settings))) as client:
-            return client.caller.ask("verify", own.sample), None
+        return ask(own.server, "verify", own.sample), None
     except JaxdError as error:
         return None, error
 

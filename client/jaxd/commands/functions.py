@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.caller import Caller
-from jaxd.client import Client
+from jaxd.commands.asking import ask, without_server
 from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd.commands.words import ago, cut, duration
-from jaxd.settings import Settings
-from jaxd.why import asked_server
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.terminal import size, table
 
@@ -21,7 +17,6 @@ __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 SUMMARY = "list what is compiled, what that cost and what it has saved"
 EXAMPLE = "jaxd functions --sort saved"
 
-_NO_SERVER: Final = 3
 _WIDEST: Final = 40
 _SHOWN_DIGITS: Final = 8
 
@@ -54,16 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         JaxdError: when a server runs but does not tell us.
     """
     try:
-        settings = Settings.resolve(server=arguments.server)
-        with Client(asked_server(Caller(settings))) as client:
-            report = client.caller.ask("functions")
-            server = str(client.caller.address)
+        report = ask(arguments.server, "functions")
     except NoServer as error:
-        print(f"jaxd: {error}", file=sys.stderr)
-        return _NO_SERVER
+        return without_server(error)
     rows = sorted(report["functions"], key=_SORTS[arguments.sort])
     if arguments.json:
-        print_json({"server": server, "functions": rows, "totals": report["totals"]})
+        print_json({**report, "functions": rows})
     else:
         print(_text(rows, report["totals"]))
     return 0

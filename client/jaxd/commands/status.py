@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jaxd.commands.asking import NO_SERVER
 from jaxd.commands.places import add_json_option, add_server_option, named_or_local, print_json
 from jaxd.commands.words import duration
 from jaxd.control_client import ask
@@ -20,8 +21,6 @@ __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
 SUMMARY = "say what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
-
-_NO_SERVER = 3
 
 Report = Mapping[str, Any]
 
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(_lines(address, report)))
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
-        return _NO_SERVER
+        return NO_SERVER
     return 0
 
 

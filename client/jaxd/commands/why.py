@@ -12,13 +12,10 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any, Final
 
-from jaxd.caller import Caller
-from jaxd.client import Client
+from jaxd.commands.asking import ask, without_server
 from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd.decorator import persistent_call
 from jaxd.persistent_function import PersistentFunction
-from jaxd.settings import Settings
-from jaxd.why import asked_server
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -26,7 +23,6 @@ __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 SUMMARY = "say whether a function is compiled, what was compiled last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
-_NO_SERVER: Final = 3
 _RECENT: Final = 20
 _VERBS: Final = {"compile": "compiled", "load": "loaded"}
 
@@ -71,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _print_function(arguments)
     except NoServer as error:
-        print(f"jaxd: {error}", file=sys.stderr)
-        return _NO_SERVER
+        return without_server(error)
     return 0
 
 
@@ -80,12 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_recent(arguments: argparse.Namespace) -> None:
-    settings = Settings.resolve(server=arguments.server)
-    with Client(asked_server(Caller(settings))) as client:
-        report = client.caller.ask("recent", arguments.recent)
-        server = str(client.caller.address)
+    report = ask(arguments.server, "recent", arguments.recent)
     if arguments.json:
-        print_json({"server": server, **report})
+        print_json(report)
     elif not report["decisions"]:
         print("nothing was compiled since the server's worker started")
     else:

@@ -113,7 +113,8 @@ def test_a_usage_error_is_passed_on(server: FakeServer) -> None:
 def test_json_is_one_object(server: FakeServer, capfd: pytest.CaptureFixture[str]) -> None:
     """With both answers."""
     assert main(["cache", "verify", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"checked": 4, "programs": SAME}
+    programs = {"server": server.address, **SAME}
+    assert json.loads(capfd.readouterr().out) == {"checked": 4, "programs": programs}
     assert server.asked
 
 

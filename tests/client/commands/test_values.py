@@ -83,14 +83,3 @@ def test_json_is_what_the_server_says(
     assert report["server"] == server.address
     assert report["holders"] == [NAMED, LASTING, STEP, OTHERS]
     assert report["totals"] == TOTALS
-
-
-def test_without_a_server_it_exits_with_3_and_starts_none(
-    runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Asking is not calling."""
-    assert main(["values"]) == 3
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("jaxd: no server runs at ")
-    assert not (runtime / "jaxd").exists()
