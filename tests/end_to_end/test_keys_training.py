@@ -1,4 +1,4 @@
-"""Training in the usual libraries, each in one program: its second run builds nothing."""
+"""Training written in ways that examples/ecosystem has not: the second run builds nothing."""
 
 # ruff: noqa: E501  programs of users
 
@@ -96,19 +96,6 @@ def train_step(params, x, y):
     return schedule(params, grads), loss
 state = Params(np.full((3, 1), 0.5, np.float32), np.zeros(1, np.float32))
 """,
-    "optax": """
-import optax
-optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 50)))
-def loss_of(params, x, y): return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
-@persistent_call
-def train_step(state, x, y):
-    params, opt_state = state
-    loss, grads = jax.value_and_grad(loss_of)(params, x, y)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), loss
-params = {"w": np.full((3, 1), 0.5, np.float32), "b": np.zeros(1, np.float32)}
-state = params, optimizer.init(params)
-""",
     "flax linen": LINEN
     + """
 @persistent_call
@@ -131,85 +118,11 @@ def train_step(state, x, y):
 params = jax.jit(model.init)(jax.random.key(0), x)["params"]
 state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 """,
-    "flax linen with a TrainState of one's own": LINEN
-    + """
-import optax
-from flax.training import train_state
-class State(train_state.TrainState):
-    rng: jax.Array
-@persistent_call
-def create(seed):
-    key, rng = jax.random.split(jax.random.key(seed))
-    params = model.init(key, jnp.ones((4, 3)))["params"]
-    return State.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1, momentum=0.9), rng=rng)
-@persistent_call
-def train_step(state, x, y):
-    rng, noise = jax.random.split(state.rng)
-    noisy = x + 0.01 * jax.random.normal(noise, x.shape)
-    def loss_of(params): return jnp.mean((state.apply_fn({"params": params}, noisy) - y) ** 2)
-    loss, grads = jax.value_and_grad(loss_of)(state.params)
-    return state.apply_gradients(grads=grads, rng=rng), loss
-state, local = create(0), jax.jit(create.__wrapped__)(0)
-""",
-    "flax nnx": """
-from flax import nnx
-class Model(nnx.Module):
-    def __init__(self, width, rngs):
-        self.first = nnx.Linear(3, width, rngs=rngs)
-        self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.last = nnx.Linear(width, 1, rngs=rngs)
-    def __call__(self, x): return self.last(nnx.relu(self.norm(self.first(x))))
-graph, state = nnx.split(Model(8, nnx.Rngs(0)))
-@persistent_call
-def train_step(state, x, y):
-    def loss_of(state): return jnp.mean((nnx.merge(graph, state)(x) - y) ** 2)
-    loss, grads = jax.value_and_grad(loss_of)(state)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
-""",
-    "equinox": """
-import equinox as eqx
-class Model(eqx.Module):
-    first: eqx.nn.Linear
-    last: eqx.nn.Linear
-    scale: float = eqx.field(static=True)
-    def __init__(self, width, key, scale=2.0):
-        one, other = jax.random.split(key)
-        self.first, self.last = eqx.nn.Linear(3, width, key=one), eqx.nn.Linear(width, 1, key=other)
-        self.scale = scale
-    def __call__(self, x): return self.last(jax.nn.relu(self.first(x) * self.scale))
-def loss_of(model, x, y): return jnp.mean((jax.vmap(model)(x) - y) ** 2)
-@persistent_call
-def train_step(model, x, y):
-    loss, grads = eqx.filter_value_and_grad(loss_of)(model, x, y)
-    return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), loss
-state = Model(8, jax.random.key(0))
-""",
-    "haiku": """
-import haiku as hk
-class Block(hk.Module):
-    def __init__(self, width, name=None):
-        super().__init__(name=name)
-        self.width = width
-    def __call__(self, x): return x + hk.Linear(self.width)(jax.nn.relu(x))
-def forward(x): return hk.Linear(1)(Block(8)(hk.Linear(8)(x)))
-model = hk.without_apply_rng(hk.transform(forward))
-@persistent_call
-def train_step(params, x, y):
-    def loss_of(params): return jnp.mean((model.apply(params, x) - y) ** 2)
-    loss, grads = jax.value_and_grad(loss_of)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-state = jax.jit(model.init)(jax.random.key(0), x)
-""",
 }
 LIBRARIES = {
     "plain jax": (),
-    "optax": ("optax",),
     "flax linen": ("flax.linen",),
     "flax linen with TrainState": ("flax.training.train_state", "optax"),
-    "flax linen with a TrainState of one's own": ("flax.training.train_state", "optax"),
-    "flax nnx": ("flax.nnx",),
-    "equinox": ("equinox",),
-    "haiku": ("haiku",),
 }
 
 
