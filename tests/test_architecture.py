@@ -73,6 +73,7 @@ JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "shared/jaxd_protocol/packing/arrays.py",  # the same
     "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
+    "shared/jaxd_protocol/transformations/",  # runs where a function is traced
 )
 
 # A fresh process that only says `import jaxd` must not pay for these.

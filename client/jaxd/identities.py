@@ -55,6 +55,11 @@ class Identities:
             self._current.after_fork()
         self._lock = threading.Lock()  # guards _current and _warned
 
+    @property
+    def ways(self) -> tuple[tuple[str, ...], Ship]:
+        """What is not counted in the key, and how the code travels."""
+        return self._ignored, self._ship
+
     def spec(self, config: Mapping[str, Any]) -> Spec:
         """The function as it is now, under a configuration.
 

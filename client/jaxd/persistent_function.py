@@ -15,8 +15,10 @@ from jaxd.identities import Identities
 from jaxd.jax_side import current_config
 from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
+from jaxd.transformable import Transformable
 from jaxd_protocol.calls import Options
 from jaxd_protocol.nested import PlainInside
+from jaxd_protocol.transformations import untransformed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,7 +56,7 @@ class Manner(NamedTuple):
     strict: bool = False
 
 
-class PersistentFunction(PlainInside, Generic[P, R]):
+class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
     Thread-safe. Inside of another persistent function it is the plain function.
@@ -74,7 +76,8 @@ class PersistentFunction(PlainInside, Generic[P, R]):
         self._options = options
         self._find_caller = find_caller
         self._manner = manner
-        self._identities = Identities(function, options, ignored, ship)
+        self._identities = Identities(untransformed(function), options, ignored, ship)
+        self._derived = {}
         self._inline: Callable[..., Any] | None = None
         self.after_fork()
         forget_after_fork(self)

@@ -16,6 +16,7 @@ from jaxd_protocol.errors import NoServer
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.recipes import Recipe, RecordedCall, load_recipes
+from jaxd_protocol.transformations import shown_name
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
@@ -176,10 +177,11 @@ class Recorded:
     def verdict(self, caller: Caller, call: RecordedCall) -> Verdict:
         """What such a call would find; builds nothing."""
         meaning = self.meaning
+        options = Options.from_bytes(self.options)
         described = Description(
-            self.name,
+            shown_name(self.name, options.transformations),
             self.fingerprint,
-            Options.from_bytes(self.options),
+            options,
             meaning.parts,
             self.recipe.parameters,
             meaning.shared,

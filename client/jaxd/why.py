@@ -12,6 +12,7 @@ from jaxd_protocol.descriptions import Description, parameter_names
 from jaxd_protocol.differences import Difference
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.transformations import shown_name
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
@@ -142,10 +143,11 @@ def explain(
         NoServer: when the server cannot be reached.
     """
     meaning = spec.identity.meaning
+    options = Options.from_bytes(spec.options)
     described = Description(
-        spec.identity.name,
+        shown_name(spec.identity.name, options.transformations),
         meaning.fingerprint,
-        Options.from_bytes(spec.options),
+        options,
         meaning.parts,
         parameter_names(function),
         meaning.shared,

@@ -15,6 +15,7 @@ from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
+from jaxd_protocol.transformations import shown_name, transformed
 from jaxd_server.arrivals import Arrival, receive
 from jaxd_server.single_flight import SingleFlight
 from jaxd_server.skew import Difference, compare, refuse_missing
@@ -70,8 +71,8 @@ class Function:
 
     @property
     def name(self) -> str:
-        """What people call it."""
-        return self.described.name
+        """What people call it, with what it is transformed by."""
+        return shown_name(self.described.name, self.options.transformations)
 
     @property
     def options(self) -> Options:
@@ -80,9 +81,9 @@ class Function:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The unpacked callable, once it is."""
+        """What is traced, once it is unpacked."""
         assert self.arrival is not None, "Functions.unpack comes first"
-        return self.arrival.function
+        return transformed(self.arrival.function, self.options.transformations)
 
     @property
     def doubt(self) -> str | None:
@@ -207,7 +208,7 @@ class Functions:
         function = self._compared(Function(key, described))
         arrival = function.arrival = self._arrival(described, source)
         function.statics = statics_of(arrival.function, described.options)
-        function.parameters = parameter_names(arrival.function)
+        function.parameters = parameter_names(function.function)
         if arrival.doubt is not None:
             function.key = _private(key, source.owner)
         return self._keep(self._functions, function.key, function)

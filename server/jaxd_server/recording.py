@@ -139,7 +139,7 @@ def _recipe(shelf: Shelf, key: bytes, calls: tuple[RecordedCall, ...]) -> Recipe
     if code is None:
         return None
     return Recipe(
-        name=function.name,
+        name=function.described.name,
         key=key,
         options=function.options.to_bytes(),
         meaning=meaning.to_message(),

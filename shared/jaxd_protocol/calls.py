@@ -120,6 +120,8 @@ class Options(NamedTuple):
         compiler_options: name and value of each XLA option, sorted.
         config: name and value of each jax setting that is not the default, sorted.
         extra_key: anything that is to tell two functions apart.
+        transformations: what the function is transformed by, in this order; see
+            `transformations.spelling`. The options above are those of what comes out.
     """
 
     static_argnums: tuple[int, ...] | None = None
@@ -131,6 +133,7 @@ class Options(NamedTuple):
     compiler_options: tuple[tuple[str, Literal], ...] = ()
     config: tuple[tuple[str, Literal], ...] = ()
     extra_key: Literal = None
+    transformations: tuple[Literal, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: equal exactly when the options are equal."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.calls import CONFIG_DEFAULTS, Options
+from jaxd_protocol.transformations import shown
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.facts import Part
@@ -86,6 +87,9 @@ def option_differences(before: Options, after: Options) -> tuple[Difference, ...
             )
         elif name == "compiler_options":
             found += _entries("option", dict(was), dict(now))
+        elif name == "transformations":
+            if was != now:
+                found.append(Difference.of_values("option", name, shown(was), shown(now)))
         elif was != now or type(was) is not type(now):
             found.append(Difference.of_values("option", name, repr(was), repr(now)))
     return tuple(found)

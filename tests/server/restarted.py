@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxd_protocol.calls import OK, Options
+from jaxd_protocol.transformations import transformation
 from jaxd_server.jax_private import weak_array
 from tests.server.costs import COUNTERS, counts
 from tests.server.in_process import Kitchen, Source
@@ -116,6 +117,7 @@ def with_debug_settings(x: Any) -> Any:
     return jnp.log(x + 1)
 
 
+MAPPED = {"in_axes": 0, "static_argnums": (), "static_argnames": ()}
 X64 = Options(config=(("jax_enable_x64", True),))
 
 CASES: dict[str, Case] = {
@@ -171,6 +173,17 @@ CASES: dict[str, Case] = {
     "constant": Case(lambda x: x + jnp.asarray(np.arange(4.0))),
     "scan": Case(scan),
     "gradient": Case(jax.grad(lambda x: (x**3).sum())),
+    "transformed": Case(
+        with_default,
+        lambda turn: ((X,), (X,)),
+        options=Options(
+            transformations=(
+                transformation("grad", {"argnums": 0}),
+                transformation("vmap", MAPPED),
+                transformation("jvp", {"has_aux": False, "static": ()}),
+            )
+        ),
+    ),
     "lapack": Case(
         lambda x: [jnp.linalg.svd(x)[1], jnp.linalg.eigh(x @ x.T)[0], jnp.linalg.inv(x)],
         lambda turn: (np.diag(np.arange(1, 4, dtype=np.float32)),),

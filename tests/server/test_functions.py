@@ -7,6 +7,7 @@ import pytest
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.transformations import transformation
 from jaxd_server.functions import Described, Function, FunctionReplaced, Functions
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
@@ -44,6 +45,18 @@ def test_the_code_travels_once_for_all_options() -> None:
     assert first.function is second.function
     assert first.key != second.key
     assert other.asked == ["describe"]
+
+
+def test_a_transformed_function_is_one_of_the_same_code() -> None:
+    """Traced behind its transformations, and called so for people; the client's name stays."""
+    functions = Functions()
+    grad = transformation("grad", {"argnums": 0})
+    plain, slope = Source(_double), Source(_double, Options(transformations=(grad,)))
+    functions.obtain(plain.key, plain)
+    found = functions.obtain(slope.key, slope)
+    assert (float(found.function(3.0)), found.parameters) == (2.0, ("x",))
+    assert (found.name, found.described.name) == ("grad(_double)", "_double")
+    assert slope.asked == ["describe"]
 
 
 def test_many_calls_of_a_new_function_ask_once() -> None:

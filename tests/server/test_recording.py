@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxd_protocol.calls import Options
 from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.recipes import Recipe, dump_recipes, load_recipes
+from jaxd_protocol.transformations import transformation
 from jaxd_server.recording import Recorder
 from tests.server.in_process import Kitchen, Source
 
@@ -97,6 +99,19 @@ def test_a_recipe_builds_the_same_elsewhere(open_kitchen: OpenKitchen) -> None:
     assert elsewhere.counts() == (1, 1)
     assert elsewhere.value(source, X, {frozenset({1}): X}).tolist() == (X + 1).tolist()
     assert elsewhere.counts() == (1, 1)
+
+
+def test_a_recipe_of_a_transformed_function_says_both(open_kitchen: OpenKitchen) -> None:
+    """The name of the function, which its fingerprint is checked under, and the list."""
+    kitchen = open_kitchen()
+    grad = transformation("grad", {"argnums": 0})
+    source = Source(lambda x: x**3, Options(transformations=(grad,)))
+    records = recorder(kitchen)
+    mark = records.mark()
+    kitchen.value(source, 2.0)
+    (recipe,) = records.since(mark)[0]
+    assert (recipe.name, recipe.options) == (source.name, source.options.to_bytes())
+    assert recipe.key == source.key
 
 
 def test_what_was_made_since_is_recorded_although_it_was_dropped(

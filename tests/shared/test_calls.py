@@ -12,6 +12,7 @@ from jaxd_protocol.calls import (
     normal_config,
 )
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.transformations import transformation
 from jaxd_protocol.trees import dump_literal
 
 EVERY_ONE_CHANGED = [
@@ -29,6 +30,9 @@ EVERY_ONE_CHANGED = [
     Options(config=(("jax_enable_x64", True),)),
     Options(extra_key="a"),
     Options(extra_key=b"a"),
+    Options(transformations=(transformation("grad", {}),)),
+    Options(transformations=(transformation("grad", {}), transformation("vmap", {}))),
+    Options(transformations=(transformation("vmap", {}), transformation("grad", {}))),
 ]
 
 

@@ -16,6 +16,7 @@ from jaxd_protocol.differences import (
     similarity,
 )
 from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.transformations import transformation
 
 
 def part(kind: str, name: str, content: str = "", shown: str = "", where: str = "") -> Part:
@@ -171,6 +172,11 @@ def test_where_no_part_is_known_it_says_so() -> None:
         ({}, {"donate_argnums": (0,)}, "donate_argnums: None → (0,)"),
         ({}, {"compiler_options": (("xla_a", 1),)}, "xla_a: not set → 1"),
         ({"extra_key": 1}, {"extra_key": True}, "extra_key: 1 → True"),
+        (
+            {},
+            {"transformations": (transformation("grad", {"argnums": 1}),)},
+            "transformations: none → grad(argnums=1)",
+        ),
     ],
 )
 def test_options_and_settings_are_told(

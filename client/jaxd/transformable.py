@@ -1,0 +1,199 @@
+"""Transformations by name: `f.grad().vmap()`, for clients with and without jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.calls import Options
+from jaxd_protocol.descriptions import parameter_names
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.statics import Statics, statics_of
+from jaxd_protocol.transformations import (
+    NotSpelled,
+    Transformation,
+    transformation,
+    transformed,
+    untransformed,
+)
+
+if TYPE_CHECKING:
+    from jaxd.caller import Caller
+    from jaxd.identities import Identities
+    from jaxd.persistent_function import Manner, PersistentFunction
+
+__all__ = ["Transformable"]
+
+_MAX_DERIVED: Final = 64
+
+
+class Transformable:
+    """What a persistent function can be transformed by, without jax.
+
+    Each method returns another persistent function, which the server traces, compiles and keeps as
+    a function of its own; to ask twice gives the same one. Options are those of jax, and so are the
+    errors, which a call raises, because it is the server that has jax. Where jax returns `float0`,
+    the derivative of what has none, the result has None. Nothing is donated.
+    """
+
+    __wrapped__: Callable[..., Any]
+    _options: Options
+    _find_caller: Callable[[], Caller | None]
+    _manner: Manner
+    _identities: Identities
+    _derived: dict[bytes, PersistentFunction[..., Any]]
+
+    def grad(
+        self,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        allow_int: bool = False,
+    ) -> PersistentFunction[..., Any]:
+        """The gradient, as `jax.grad`."""
+        return self._differentiated("grad", argnums, has_aux, holomorphic, allow_int=allow_int)
+
+    def value_and_grad(
+        self,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        allow_int: bool = False,
+    ) -> PersistentFunction[..., Any]:
+        """Value and gradient, as `jax.value_and_grad`."""
+        return self._differentiated(
+            "value_and_grad", argnums, has_aux, holomorphic, allow_int=allow_int
+        )
+
+    def jacfwd(
+        self,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+    ) -> PersistentFunction[..., Any]:
+        """The Jacobian, column by column, as `jax.jacfwd`."""
+        return self._differentiated("jacfwd", argnums, has_aux, holomorphic)
+
+    def jacrev(
+        self,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        allow_int: bool = False,
+    ) -> PersistentFunction[..., Any]:
+        """The Jacobian, row by row, as `jax.jacrev`."""
+        return self._differentiated("jacrev", argnums, has_aux, holomorphic, allow_int=allow_int)
+
+    def hessian(
+        self,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+    ) -> PersistentFunction[..., Any]:
+        """The Hessian, as `jax.hessian`."""
+        return self._differentiated("hessian", argnums, has_aux, holomorphic)
+
+    def vmap(
+        self,
+        in_axes: Any = 0,
+        out_axes: Any = 0,
+        axis_name: str | None = None,
+        axis_size: int | None = None,
+    ) -> PersistentFunction[..., Any]:
+        """The function mapped over axes of its arguments, as `jax.vmap`.
+
+        Static arguments have no axis: an `in_axes` for all arguments passes them by, a tuple has
+        None for them, and given by name they are not mapped.
+        """
+        statics = statics_of(self.__wrapped__, self._options)
+        given = {
+            "in_axes": in_axes,
+            "out_axes": out_axes,
+            "axis_name": axis_name,
+            "axis_size": axis_size,
+            "static_argnums": tuple(sorted(statics.positions)),
+            "static_argnames": tuple(sorted(statics.names)),
+        }
+        return self._derive("vmap", given, statics)
+
+    def jvp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
+        """Forward-mode: called as `f.jvp()(primals, tangents, **kwargs)`.
+
+        `primals` is a tuple of positional arguments and `tangents` one of the same structure; None
+        for an argument says that it stays what it is. Keyword arguments are not differentiated;
+        static ones are given so. Returns value and tangent, as `jax.jvp`, and auxiliary data.
+        """
+        return self._of_tuples("jvp", has_aux)
+
+    def vjp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
+        """Reverse-mode: called as `f.vjp()(primals, cotangents, **kwargs)`.
+
+        `primals` is a tuple of positional arguments and `cotangents` has the structure of the
+        result. Keyword arguments are not differentiated; static ones are given so. Returns the
+        value and a tuple of one cotangent for each primal, as `jax.vjp` and the function that it
+        returns together, and auxiliary data.
+        """
+        return self._of_tuples("vjp", has_aux)
+
+    def _of_tuples(self, name: str, has_aux: bool) -> PersistentFunction[..., Any]:
+        """What takes the positional arguments as one tuple, and static ones by name."""
+        statics = statics_of(self.__wrapped__, self._options)
+        names = parameter_names(self.__wrapped__)
+        static = tuple((i, names[i]) for i in sorted(statics.positions) if i < len(names))
+        given = {"has_aux": has_aux, "static": static}
+        return self._derive(name, given, Statics(names=statics.names))
+
+    def _differentiated(
+        self,
+        name: str,
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        holomorphic: bool,
+        **more: bool,
+    ) -> PersistentFunction[..., Any]:
+        if isinstance(argnums, list):
+            argnums = tuple(argnums)
+        options = {"argnums": argnums, "has_aux": has_aux, "holomorphic": holomorphic, **more}
+        return self._derive(name, options, statics_of(self.__wrapped__, self._options))
+
+    def _derive(
+        self, name: str, given: dict[str, Any], statics: Statics
+    ) -> PersistentFunction[..., Any]:
+        """The function behind one more transformation, which leaves these arguments static."""
+        try:
+            added = transformation(name, given)
+        except NotSpelled as error:
+            raise ConfigurationError(
+                f"an option of {name} cannot be part of a key: {error}. Use numbers, text, and "
+                f"tuples, lists and dicts of them; or transform the function itself: "
+                f"persistent_call(jax.{name}(f, …))."
+            ) from error
+        transformations = (*self._options.transformations, added)
+        options = self._options._replace(
+            static_argnums=tuple(sorted(statics.positions)) if statics else None,
+            static_argnames=tuple(sorted(statics.names)) if statics else None,
+            donate_argnums=None,
+            donate_argnames=None,
+            transformations=transformations,
+        )
+        key = options.to_bytes()
+        found = self._derived.get(key)
+        if found is None:
+            if len(self._derived) >= _MAX_DERIVED:
+                self._derived.clear()
+            found = self._derived.setdefault(key, self._made(transformations, options))
+        return found
+
+    def _made(
+        self, transformations: Sequence[Transformation], options: Options
+    ) -> PersistentFunction[..., Any]:
+        from jaxd.persistent_function import PersistentFunction
+
+        function = untransformed(self.__wrapped__)
+        return PersistentFunction(
+            transformed(function, transformations),
+            options,
+            self._find_caller,
+            self._manner,
+            *self._identities.ways,
+        )

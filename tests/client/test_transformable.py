@@ -1,0 +1,286 @@
+"""Transformations by name, through a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd import Client, PersistentFunction, connect, persistent_call
+from jaxd.errors import ConfigurationError
+from tests.end_to_end.counting import BUILT, WARM, costs
+from tests.live_server import LiveServer
+
+X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
+
+
+def loss(x: Any, y: Any) -> Any:
+    """A number."""
+    return jnp.sum(jnp.sin(x) * y**2)
+
+
+def scaled(x: Any, y: Any, mode: str = "up") -> Any:
+    """Something with a static argument."""
+    return x * y if mode == "up" else x / y
+
+
+@pytest.fixture(scope="module")
+def shared(live: LiveServer) -> Iterator[Client]:
+    """One client for all that leave nothing behind."""
+    with connect(live.unix) as client:
+        yield client
+
+
+def _equal(ours: Any, theirs: Any) -> None:
+    assert str(jax.tree.structure(ours)) == str(jax.tree.structure(theirs))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def _pulled_back(primals: Any, cotangents: Any) -> Any:
+    value, pull_back = jax.vjp(loss, *primals)
+    return value, pull_back(cotangents)
+
+
+def _rows() -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
+    xx = np.stack([X, Y])
+    return {
+        "grad": (lambda f: f.grad(), jax.grad(loss), (X, Y)),
+        "value_and_grad": (
+            lambda f: f.value_and_grad([0, 1]),
+            jax.value_and_grad(loss, [0, 1]),
+            (X, Y),
+        ),
+        "vmap": (lambda f: f.vmap((0, None)), jax.vmap(loss, (0, None)), (xx, Y)),
+        "jacfwd, jacrev": (
+            lambda f: f.jacrev().jacfwd(1),
+            jax.jacfwd(jax.jacrev(loss), 1),
+            (X, Y),
+        ),
+        "hessian": (lambda f: f.hessian((0, 1)), jax.hessian(loss, (0, 1)), (X, Y)),
+        "grad, vmap": (
+            lambda f: f.grad().vmap(in_axes=(0, None)),
+            jax.vmap(jax.grad(loss), in_axes=(0, None)),
+            (xx, Y),
+        ),
+        "jvp": (lambda f: f.jvp(), lambda p, t: jax.jvp(loss, p, t), ((X, Y), (Y, X))),
+        "vjp": (
+            lambda f: f.vjp(),
+            _pulled_back,
+            ((X, Y), np.float32(2)),
+        ),
+        "jvp, vmap": (
+            lambda f: f.jvp().vmap(in_axes=((0, None), (None, 0))),
+            jax.vmap(lambda p, t: jax.jvp(loss, p, t), in_axes=((0, None), (None, 0))),
+            ((xx, Y), (Y, xx)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _rows())
+def test_what_comes_home_is_what_jax_gives(shared: Client, name: str) -> None:
+    """Bit for bit, also where one is on top of the other."""
+    derive, expected, args = _rows()[name]
+    _equal(derive(shared.persistent_call(loss))(*args), jax.jit(expected)(*args))
+
+
+def test_each_is_built_once_and_kept_as_a_function_of_its_own(client: Client) -> None:
+    """Asked for twice it is the same one, and the base function is none of it."""
+
+    def fresh(x: Any) -> Any:
+        return jnp.sum(jnp.tanh(x) ** 3)
+
+    function = client.persistent_call(fresh)
+    with costs(client) as first:
+        function.grad()(X)
+    with costs(client) as second:
+        client.persistent_call(fresh).grad(argnums=0)(X)
+    with costs(client) as base:
+        function(X)
+    assert (first, second, base) == (BUILT, WARM, BUILT)
+    assert function.grad() is function.grad(argnums=0)
+    assert function.grad() is not function.grad(argnums=(0,))
+
+
+def _keys(function: PersistentFunction[..., Any]) -> list[bytes]:
+    derived = [
+        function,
+        function.grad(),
+        function.grad(1),
+        function.grad(allow_int=True),
+        function.grad(has_aux=True),
+        function.value_and_grad(),
+        function.jacfwd(),
+        function.jacrev(),
+        function.jvp(),
+        function.vjp(),
+        function.hessian(),
+        function.vmap(),
+        function.vmap((0, None)),
+        function.vmap([0, None]),
+        function.vmap(out_axes=1),
+        function.vmap(axis_name="i"),
+        function.vmap(axis_size=3),
+        function.vmap().vmap(),
+        function.grad().vmap(),
+        function.vmap().grad(),
+        function.grad().grad(),
+    ]
+    return [one._spec(one._current_config()).key for one in derived]
+
+
+def test_every_change_of_the_list_is_another_key(shared: Client) -> None:
+    """The kind, each option, how many there are, and their order."""
+    keys = _keys(shared.persistent_call(loss))
+    assert len(set(keys)) == len(keys)
+    assert _keys(shared.persistent_call(loss)) == keys
+
+
+def test_a_change_of_the_function_is_another_key_for_each(shared: Client) -> None:
+    """What a transformation is of counts as much as what it is."""
+
+    def other(x: Any, y: Any) -> Any:
+        return jnp.sum(jnp.cos(x) * y**2)
+
+    assert not set(_keys(shared.persistent_call(loss))) & set(_keys(shared.persistent_call(other)))
+
+
+FACTOR = 2.0
+
+
+def test_a_change_underneath_is_noticed(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the transformed function as by the plain one."""
+    gradient = shared.persistent_call(lambda x: x * FACTOR).grad()
+    assert float(gradient(3.0)) == 2.0
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert float(gradient(3.0)) == 5.0
+
+
+def test_static_arguments_stay_static(shared: Client) -> None:
+    """By position, by name, and where the others come as one tuple."""
+    function = shared.persistent_call(scaled, static_argnames="mode")
+    _equal(function.vmap()(X, Y, mode="up"), jnp.asarray(X * Y))
+    _equal(function.vmap()(X, Y, "down"), jnp.asarray(X / Y))
+    value, (left, right) = function.vjp()((X, Y), np.ones(3, "f4"), mode="up")
+    _equal((value, left, right), (jnp.asarray(X * Y), jnp.asarray(Y), jnp.asarray(X)))
+    _equal(function.jvp()((X, Y), (Y, None), mode="up")[1], jnp.asarray(Y * Y))
+
+
+def test_what_has_no_derivative_is_none(shared: Client) -> None:
+    """Where jax has an array of `float0`, which no client without jax knows."""
+    function = shared.persistent_call(lambda x, n: jnp.sum(x) * n)
+    assert function.grad((0, 1), allow_int=True)(X, 3)[1] is None
+    value, (_, nothing) = function.vjp()((X, 3), np.float32(1))
+    assert (float(value), nothing) == (18.0, None)
+
+
+@pytest.mark.parametrize(
+    ("derive", "args"),
+    [
+        (lambda f: f.grad(), (np.arange(3), Y)),
+        (lambda f: f.grad(5), (X, Y)),
+        (lambda f: f.grad("x"), (X, Y)),
+        (lambda f: f.vmap(1.5), (X, Y)),
+        (lambda f: f.vmap((0,)), (X, Y)),
+        (lambda f: f.vmap(), (X, np.ones(4, "f4"))),
+        (lambda f: f.vmap(out_axes=3), (X, Y)),
+        (lambda f: f.vmap().grad(), (X, Y)),
+        (lambda f: f.hessian(), (1j, Y)),
+    ],
+    ids=["int", "argnums", "no number", "axis", "axes", "sizes", "out_axes", "scalar", "complex"],
+)
+def test_the_errors_are_those_of_jax(shared: Client, derive: Any, args: Any) -> None:
+    """Type and words."""
+
+    class Local:
+        """The same names as a persistent function has, of jax."""
+
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *a, **k: Local(getattr(jax, name)(self.function, *a, **k))
+
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        jax.jit(derive(Local(loss)).function)(*args)
+    with pytest.raises(type(theirs.value)) as ours:
+        derive(shared.persistent_call(loss))(*args)
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+def test_what_cannot_be_part_of_a_key_is_refused(shared: Client) -> None:
+    """With the way that is left."""
+    with pytest.raises(ConfigurationError, match=r"persistent_call\(jax.vmap\(f"):
+        shared.persistent_call(loss).vmap(in_axes=object())
+
+
+def test_inside_of_another_function_it_is_what_it_stands_for(shared: Client) -> None:
+    """Traced there, and part of that function's key."""
+    inner: Any = shared.persistent_call(loss)
+    rows = [(inner.grad(), jax.grad(loss)), (inner.grad(1), jax.grad(loss, 1)), (inner, loss)]
+    seen = []
+    for slope, plain in rows:
+        outer = shared.persistent_call(lambda x, y, slope=slope: slope(x, y) * 2)
+        seen.append(outer.fingerprint)
+        _equal(outer(X, Y), jax.jit(lambda x, y, plain=plain: plain(x, y) * 2)(X, Y))
+    assert len(set(seen)) == 3
+
+
+def test_donation_is_for_the_function_itself(shared: Client) -> None:
+    """Its derivative needs what it would give up."""
+    function = shared.persistent_call(lambda x: jnp.sum(x**2), donate_argnums=0)
+    there = shared.put(X)
+    for _ in range(2):
+        _equal(function.grad()(there), jnp.asarray(2 * X))
+
+
+def test_people_see_what_is_transformed(shared: Client) -> None:
+    """In what is said of it, and why it was built."""
+
+    def step(x: Any) -> Any:
+        return jnp.sum(x**5)
+
+    step.__qualname__ = "step"
+    function = shared.persistent_call(step)
+    function.grad()(X)
+    assert repr(function.grad()).startswith("<persistent grad(<function step")
+    why = function.value_and_grad().why(X)
+    assert why.function == "value_and_grad(step)"
+    assert "transformations: grad → value_and_grad" in str(why)
+
+
+def test_a_client_without_jax_needs_none(live: LiveServer) -> None:
+    """In a fresh process that imports numpy alone."""
+    program = """
+import sys, numpy as np
+from jaxd import persistent_call
+
+@persistent_call
+def energy(x, scale):
+    import jax.numpy as jnp
+    return scale * jnp.sum(x ** 3)
+
+rows = np.arange(6, dtype="f4").reshape(2, 3)
+print(np.asarray(energy.grad().vmap(in_axes=(0, None))(rows, 2.0)).tolist())
+value, (slope, _) = energy.vjp()((rows, 1.0), np.float32(1))
+print(float(value), np.asarray(slope).tolist() == (3 * rows**2).tolist(), "jax" in sys.modules)
+"""
+    done = live.run(program)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "[[0.0, 6.0, 24.0], [54.0, 96.0, 150.0]]",
+        "225.0 True False",
+    ]
+
+
+def test_without_a_server_it_is_jax_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `JAXD_INLINE=1`."""
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    function = persistent_call(scaled, static_argnames="mode")
+    _equal(function.vmap()(X, Y, mode="down"), jnp.asarray(X / Y))
+    _equal(function.grad(1).vmap()(X, Y), jnp.asarray(X))

@@ -1,0 +1,1 @@
+"""Tests of trees as flat data."""
