@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.arguments import encode_arguments
 from jaxd.encoded import Encoded
+from jaxd.hearing import HEARD
 from jaxd.link import Link
 from jaxd.results import Home, ResultsAs
 from jaxd.settings import Settings
@@ -217,7 +218,9 @@ class Caller(Link):
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
         """A call of ours reports how far it is, or what its user should know."""
-        if kind == "warning":
+        if kind in HEARD:
+            self.hearing.event(connection, number, kind, content)
+        elif kind == "warning":
             self.notices.event(connection, number, content)
         else:
             self.progress.event(connection, number, kind, content)

@@ -16,6 +16,7 @@ __all__ = [
     "current_config",
     "encode_jax",
     "loaded_jax",
+    "logs_compiles",
     "refuse_settings_that_stay",
     "require_jax",
     "to_jax",
@@ -57,6 +58,12 @@ def current_config() -> dict[str, Any]:
     if jax is None:
         return _config_of_environment()
     return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+
+
+def logs_compiles() -> bool:
+    """Whether jax is to log what it compiles, in this thread now."""
+    jax = loaded_jax()
+    return jax is not None and bool(jax.config.jax_log_compiles)
 
 
 def refuse_settings_that_stay() -> None:

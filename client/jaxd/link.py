@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.forking import forget_after_fork
+from jaxd.hearing import Hearing
 from jaxd.notices import Notices
 from jaxd.progress import Progress
 from jaxd.remote_values import RemoteValues
@@ -45,6 +46,7 @@ class Link:
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
+        hearing: says here what calls say there.
         routes: how large arrays travel.
     """
 
@@ -53,6 +55,7 @@ class Link:
         self._answers = answers
         self.progress = Progress()
         self.notices = Notices()
+        self.hearing = Hearing(self.notices, self.progress)
         self.routes = Routes(shared_pool())
         self.after_fork()
         forget_after_fork(self)

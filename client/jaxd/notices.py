@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxd.forking import forget_after_fork
@@ -53,6 +53,15 @@ class Notices:
         self._said: set[_Notice] = set()
         self._of_calls: OrderedDict[tuple[object, int], list[_Notice]] = OrderedDict()
         self._of_server: list[_Notice] = []
+        self._later: OrderedDict[tuple[object, int], list[Callable[[], object]]] = OrderedDict()
+
+    def later(self, connection: object, number: int, act: Callable[[], object]) -> None:
+        """Has `act` called in the thread whose call this is, when its reply is here."""
+        with self._lock:
+            self._later.setdefault((connection, number), []).append(act)
+            if len(self._later) > _MAX_CALLS:
+                self._later.popitem(last=False)
+            self.waiting = True
 
     def event(self, connection: object, number: int, content: dict[str, Any]) -> None:
         """Notes what the server says of call `number` of a connection; warns of nothing yet."""
@@ -80,13 +89,16 @@ class Notices:
         """Warns, in the line that called, of what was heard of this call and of the server.
 
         Raises:
-            SkewWarning, CompileAdvice: where the user's filters turn it into an error.
+            Warning: where the user's filters turn it into an error.
         """
         with self._lock:
+            acts = self._later.pop((connection, number), [])
             heard = self._of_server + self._of_calls.pop((connection, number), [])
             self._of_server = []
-            self.waiting = bool(self._of_calls)
+            self.waiting = bool(self._of_calls or self._later)
             fresh = [notice for notice in heard if self._is_new(notice)]
+        for act in acts:
+            act()
         for notice in fresh:
             category = CompileAdvice if notice.category == "advice" else SkewWarning
             warnings.warn(notice.text, category, users_level())

@@ -104,6 +104,13 @@ class Progress:
                 self._put(f"jaxd: {end}\n" if ready else "")
         self._write()
 
+    def make_way(self) -> None:
+        """Wipes out what stands on the line: something else is about to be written."""
+        if self._shown:
+            with self._lock:
+                self._put("")
+            self._write()
+
     def _remember(self, key: _Key) -> None:
         self._finished[key] = None
         if len(self._finished) > _MAX_FINISHED:

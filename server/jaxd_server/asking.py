@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
@@ -24,7 +24,10 @@ class _Peer(Protocol):
         """The client's answer."""
 
     def tell(self, verb: str, *args: Value) -> None:
-        """Sends what has no answer."""
+        """Sends what has no answer, and may be left out."""
+
+    def say(self, verb: str, *args: Value) -> None:
+        """Sends what has no answer, before the reply and in order."""
 
     def parked(self) -> AbstractContextManager[None]:
         """Within it, the client's other messages are read on."""
@@ -70,5 +73,10 @@ class Asking:
         return self._connection.parked()
 
     def emit(self, kind: str, content: dict[str, Any]) -> None:
-        """Tells the client what becomes of its call."""
-        self._connection.tell("event", self._number, kind, json.dumps(content))
+        """Tells the client what becomes of its call, or what the call says."""
+        send = self._connection.say if kind in _SAID else self._connection.tell
+        send("event", self._number, kind, json.dumps(content))
+
+
+_SAID: Final = frozenset({"print", "warned", "logged", "compiled", "unsaid"})
+"""Events that are the user's own: none of them is left out."""

@@ -18,6 +18,7 @@ from jaxd_server.marshal import empty_leaves, read_leaves
 from jaxd_server.progress import SILENT, Emit
 from jaxd_server.replies import Reply
 from jaxd_server.result_forms import pack_result
+from jaxd_server.said import Said
 from jaxd_server.sessions import Session
 
 __all__ = ["Call", "Deliver", "deliver_home"]
@@ -58,6 +59,7 @@ class Call:
         given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
+        said: takes what its function says while it is traced; None: nothing is.
     """
 
     key: bytes
@@ -80,6 +82,7 @@ class Call:
     given: Mapping[int, int] = field(default_factory=dict)
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
+    said: Said | None = None
     _rows: list[Row] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[Row]:

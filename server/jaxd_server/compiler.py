@@ -28,6 +28,8 @@ from jaxd_server.programs import Program
 from jaxd_server.progress import Emit
 from jaxd_server.result_forms import ResultForm, result_form
 from jaxd_server.statistics import Counters
+from jaxd_server.user_output import listen_for_warnings
+from jaxd_server.voices import Voice, speaking
 
 __all__ = ["Compiler", "LoweredFunction"]
 
@@ -103,7 +105,8 @@ class Compiler:
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
         try:
-            with pinned(options.config):
+            with pinned(options.config), jax.log_compiles(True), speaking(Voice(emit)):
+                listen_for_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 args, kwargs = arguments
                 lowered = jitted.lower(*args, **kwargs)
@@ -133,14 +136,14 @@ class Compiler:
         """
         emit("stage", {"stage": "compile", "function": name})
         started, before = time.monotonic(), resident_bytes()
-        with pinned(options.config):
+        with pinned(options.config), jax.log_compiles(True), speaking(Voice(emit)):
             lowered = function.lowered
             if isinstance(lowered, bytes):
                 lowered = unpack_lowered(lowered)
             compiled = jax_programs.compile_flat(lowered)
         took = time.monotonic() - started
         self._counters.add(compile_s=took)
-        return Program(
+        program = Program(
             function.program,
             compiled,
             compile_s=took,
@@ -148,6 +151,8 @@ class Compiler:
             device_bytes=jax_programs.device_bytes(compiled),
             devices=jax_programs.device_ids(lowered),
         )
+        program.calls_back = function.obstacle == "callbacks"
+        return program
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

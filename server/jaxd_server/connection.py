@@ -48,6 +48,12 @@ QUICK_S: Final = 0.002
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
 
+_MAX_WAITING_WORDS: Final = 256
+"""What calls have said and is not sent yet; beyond that they wait before they say more."""
+
+_PATIENCE_S: Final = 30.0
+"""How long a call waits for a client that does not read, before what it says is dropped."""
+
 
 class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
@@ -63,6 +69,7 @@ class ServerConnection(BulkConnection):
         self.owner = os.urandom(16)
         self._questions = Questions()
         self._outbox = InOrder()
+        self._room_for_words = threading.BoundedSemaphore(_MAX_WAITING_WORDS)
         self._own = Belongings(session, workshop.values, workshop.max_shared_bytes)
         self._desk = ValueDesk(
             self._own.holdings, workshop.pipeline.shortage, workshop.max_result_bytes
@@ -177,7 +184,7 @@ class ServerConnection(BulkConnection):
         reader = threading.get_ident()
 
         def send(reply: Reply) -> None:
-            if threading.get_ident() == reader:
+            if threading.get_ident() == reader and self._outbox.is_idle:
                 self._send_answer(call.number, reply, nbytes)
             else:
                 self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
@@ -208,7 +215,11 @@ class ServerConnection(BulkConnection):
             self._patience.wait()
 
     def _answer(self, call: Call, plan: Plan | None, nbytes: int) -> None:
-        self._send_answer(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
+        answer = self._workshop.pipeline.answer(call, plan)
+        if self._outbox.is_idle:
+            self._send_answer(call.number, answer, nbytes)
+        else:  # behind what the call has said
+            self._outbox.put(partial(self._send_answer, call.number, answer, nbytes))
 
     def _answer_elsewhere(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
         """In a thread of a pool, which must not wait for a client that does not read."""
@@ -270,6 +281,21 @@ class ServerConnection(BulkConnection):
         """
         if len(self._outbox) < MAX_WAITING_EVENTS:
             self._outbox.put(partial(self._send_message, verb, args))
+
+    def say(self, verb: str, *args: Value) -> None:
+        """Sends a message that is not answered, behind those before it and before any reply.
+
+        Waits while the client has too many before it. Dropped when the client is gone, or does
+        not read.
+        """
+        if self._ended.is_set() or not self._room_for_words.acquire(timeout=_PATIENCE_S):
+            return
+
+        def send() -> None:
+            self._send_message(verb, args)
+            self._room_for_words.release()
+
+        self._outbox.put(send)
 
     def _send_message(self, verb: str, args: tuple[Value, ...]) -> None:
         with suppress(EOFError):

@@ -12,6 +12,7 @@ from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.programs import Program
 from jaxd_server.result_forms import ResultForm
+from jaxd_server.said import NOTHING
 from jaxd_server.staying import Staying
 
 __all__ = ["Costs", "Executable"]
@@ -62,6 +63,8 @@ class Executable:
         principal: who has it made.
         kept_as: what it is kept by on disk; empty when it is not.
         stays: what of its result stays on the server, by what its calls want and take.
+        said: what the function said while it was traced, see `Said`.
+        talks: whether it has said something, or calls back while it runs; both are rare.
     """
 
     __slots__ = (
@@ -79,10 +82,12 @@ class Executable:
         "program",
         "recorded",
         "run_s",
+        "said",
         "saved_s",
         "serial",
         "stays",
         "structure",
+        "talks",
     )
 
     def __init__(
@@ -103,6 +108,8 @@ class Executable:
         self.costs = costs
         self.recorded = recorded
         self.structure = structure
+        self.said = NOTHING
+        self.talks = program.calls_back
         self.serial = next(_serials)
         self.principal = ""
         self.kept_as = b""
@@ -125,6 +132,11 @@ class Executable:
                 return self.program.call(*leaves)
         return self.program.call(*leaves)
 
+    def note_said(self, said: str) -> None:
+        """Notes what the function said while it was traced."""
+        self.said = said
+        self.talks = self.talks or bool(said)
+
     def hold(self) -> None:
         """Keeps it in use until `release`."""
         self._running.append(None)
@@ -142,5 +154,7 @@ class Executable:
         """Notes how long a call took, its result's way home included."""
         self.last_use = time.monotonic()
         self.calls += 1
+        if self.program.calls_back:
+            return  # what its client does in between takes as long as it likes
         if self.calls > 1:  # the first one pays for initialisation
             self.run_s = seconds if self.run_s is None else 0.75 * self.run_s + 0.25 * seconds

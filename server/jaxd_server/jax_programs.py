@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import jax
@@ -48,6 +49,7 @@ __all__ = [
     "prepare",
     "program_id",
     "serialize",
+    "wait_for_effects",
 ]
 
 Flat = Callable[..., list[Any]]
@@ -159,6 +161,22 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     first_line = str(error).partition("\n")[0]
     return first_line.startswith("RESOURCE_EXHAUSTED") or ": RESOURCE_EXHAUSTED:" in first_line
+
+
+def wait_for_effects(arrays: Sequence[Any]) -> None:
+    """Waits until a program is done that this thread has started, and all that it called back.
+
+    Raises:
+        Exception: when it has no results, and something that it called failed. Else whoever reads
+            a result is told.
+    """
+    try:
+        jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  see above
+        with suppress(Exception):
+            jax.effects_barrier()  # type: ignore[no-untyped-call]
+    else:
+        jax.effects_barrier()  # type: ignore[no-untyped-call]
 
 
 class _Plain:

@@ -32,6 +32,7 @@ class KeptCall:
         created: when that was, as `time.time()`.
         environment: names the packages that were loaded then.
         principal: who had it made.
+        said: what the function said while it was traced, see `Said`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class KeptCall:
     created: float
     environment: bytes
     principal: str
+    said: str
 
     @property
     def recorded(self) -> RecordedCall:

@@ -145,7 +145,9 @@ class Maker:
             self._shelf.keep_function(function)
         config = function.options.config
         form = adopted(kept.form)
-        return Executable(function.name, function.key, program, form, config, costs, recorded)
+        loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
+        loaded.note_said(kept.said)
+        return loaded
 
     def _stored_program(self, id: bytes) -> Program | None:  # noqa: A002
         """A program that is in memory or on disk."""
@@ -194,6 +196,8 @@ class Maker:
             started = time.monotonic()
             lowered = errand.lower()
             if lowered is None:
+                if call.said is not None:
+                    call.said.begin_again()
                 return None
             try:
                 return self._finish(function, name, call, arguments, recorded, lowered, started)
@@ -216,6 +220,7 @@ class Maker:
         is_kept = name is not None and obstacle is None
         program, was_compiled = self._program(function, lowered, call, is_kept=is_kept)
         costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
+        said = call.said.end() if call.said is not None else ""
         executable = Executable(
             function.name,
             function.key,
@@ -226,6 +231,7 @@ class Maker:
             recorded,
             lowered.structure,
         )
+        executable.note_said(said)
         executable.kept_as = b"" if name is None or obstacle is not None else name
         executable.principal = call.session.principal
         if self._shelf is not None and name is not None:

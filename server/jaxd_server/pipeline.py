@@ -30,11 +30,13 @@ from jaxd_server.nan_search import find_nan
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
+from jaxd_server.said import heard, tell_once
 from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.skew import refuse_or_warn
 from jaxd_server.statistics import Counters
+from jaxd_server.turns import Turns
 
 __all__ = ["Pipeline"]
 
@@ -72,6 +74,7 @@ class Pipeline:
         self._maker = maker
         self.shortage = shortage
         self._renewal = renewal
+        self._turns = Turns()
 
     def plan(self, key: bytes, skeleton: bytes) -> Plan | None:
         """What is known about such calls: with an executable, the call is warm."""
@@ -156,11 +159,12 @@ class Pipeline:
 
         def make() -> Executable:
             recorded = _recorded(call, layout)
-            made.append(
-                self.shortage.relieved(
-                    lambda: self._maker.make(function, call, arguments, recorded)
+            with heard(call):
+                made.append(
+                    self.shortage.relieved(
+                        lambda: self._maker.make(function, call, arguments, recorded)
+                    )
                 )
-            )
             self.decisions.made(function, call.skeleton, made[0], call.emit)
             return made[0].executable
 
@@ -171,6 +175,8 @@ class Pipeline:
             function, call.skeleton, layout, arguments, make, waiting
         )
         self._meet(call.session, executable, made[0] if made else None)
+        if executable.talks:
+            tell_once(call, executable, has_heard=bool(made) and made[0].verdict == "compile")
         if call.warm_only:
             self.admission.leave(running)
             report = self._report(executable, made)
@@ -183,7 +189,10 @@ class Pipeline:
     def _started(self, run: Run, running: Running, count: Callable[[Run], None]) -> Finish:
         run.executable.hold()
         try:
-            self._dispatch(run)
+            if run.executable.talks:
+                self._turns.start(run, self._dispatch)
+            else:
+                self._dispatch(run)
         except BaseException:
             run.executable.release()
             raise
@@ -241,6 +250,8 @@ class Pipeline:
             raise error
         if is_nan_error(error):
             raise find_nan(run.call, self.functions, self.executables) from error
+        if run.executable.program.calls_back:
+            raise error  # what it has called must not be called once more
         if not is_out_of_memory(error):
             self._discard_if_broken(run.executable, error)
             raise error

@@ -24,11 +24,13 @@ class Program:
         device_bytes: what it takes on the device.
         devices: ids of those that it runs on.
         is_original: whether XLA compiled it in this process: only then it can be written to disk.
+        calls_back: whether it calls Python while it runs.
     """
 
     __slots__ = (
         "__weakref__",
         "call",
+        "calls_back",
         "compile_s",
         "device_bytes",
         "devices",
@@ -57,6 +59,7 @@ class Program:
         self.device_bytes = device_bytes
         self.devices = devices
         self.is_original = is_original
+        self.calls_back = False
 
 
 class Programs:

@@ -223,6 +223,7 @@ class Shelf:
             time.time(),
             self._keep_environment(),
             executable.principal,
+            executable.said,
         )
         return self._keeper.submit(self._keep, function, name, kept, executable, inputs)
 

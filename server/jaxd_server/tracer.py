@@ -42,6 +42,7 @@ from jaxd_server.tracer_messages import (
     leaves_of_order,
 )
 from jaxd_server.user_code import prepare_for_user_code
+from jaxd_server.user_output import hear_user_code
 
 __all__ = ["Tracer", "main"]
 
@@ -89,6 +90,7 @@ class Tracer:
         self._told: set[tuple[str, Package]] = set()
         self._telling = threading.Lock()  # guards _told
         prepare_for_user_code()
+        hear_user_code()
         gc.collect()
         gc.freeze()  # what is imported stays
 

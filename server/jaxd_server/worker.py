@@ -21,6 +21,7 @@ from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.statistics import Counters
 from jaxd_server.tether import Tether
 from jaxd_server.user_code import prepare_for_user_code
+from jaxd_server.user_output import hear_user_code
 
 __all__ = ["Worker", "main"]
 
@@ -72,6 +73,7 @@ class Worker:
 
         self._parts = Parts(self._options, self._counters, self.report, self.renew)
         prepare_for_user_code()
+        hear_user_code()
         self._parts.settle()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])

@@ -32,6 +32,10 @@ class Connection:
         """Notes it."""
         self.asked.append((verb, *args))
 
+    def say(self, verb: str, *args: Any) -> None:
+        """Notes it, and that it was not to be left out."""
+        self.asked.append(("said", verb, *args))
+
     def parked(self) -> AbstractContextManager[None]:
         """Needs no preparation."""
         return nullcontext()
@@ -58,3 +62,10 @@ def test_events_name_their_call() -> None:
     connection = Connection()
     Asking(connection, 7).emit("stage", {"stage": "trace"})
     assert connection.asked == [("event", 7, "stage", json.dumps({"stage": "trace"}))]
+
+
+def test_what_the_user_has_said_is_never_left_out() -> None:
+    """Progress may be; a line that was printed may not."""
+    connection = Connection()
+    Asking(connection, 7).emit("print", {"text": "a line"})
+    assert connection.asked == [("said", "event", 7, "print", json.dumps({"text": "a line"}))]

@@ -31,6 +31,7 @@ CALL = KeptCall(
     created=1e9,
     environment=b"e" * 16,
     principal="uid:1000",
+    said="",
 )
 
 

@@ -66,7 +66,10 @@ def emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
         walk.numbered(value, _thread_local)
-    elif name in _OPAQUE or any(value is stream for stream in _streams()):
+    elif (stream := _name_of_stream(value)) is not None:
+        walk.tag("stream")  # which notebooks, tests and servers have of other types
+        walk.text(stream)
+    elif name in _OPAQUE:
         walk.tag("opaque")
         walk.text(name)
         if isinstance(getattr(value, "name", None), str):
@@ -104,8 +107,12 @@ def _thread_local(walk: Walk, value: threading.local) -> None:
         walk.emit_below(f".{name}", vars(value)[name])
 
 
-def _streams() -> tuple[Any, ...]:
-    return (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__)
+def _name_of_stream(value: Any) -> str | None:
+    """Which of the standard streams it is."""
+    for name in ("stdout", "stderr", "stdin"):
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
+            return name
+    return None
 
 
 def _field(walk: Walk, value: Field[Any]) -> None:

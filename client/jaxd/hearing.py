@@ -1,0 +1,152 @@
+"""What functions say on the server comes out here: printed, warned of, logged, each thing once.
+
+While a connection is read, in the order in which it was said. A warning that the user's filters
+turn into an error is raised where the call is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, Final
+
+from jaxd.forking import forget_after_fork
+from jaxd.jax_side import logs_compiles
+from jaxd.notices import Notices
+from jaxd.progress import Progress
+
+__all__ = ["HEARD", "Hearing"]
+
+HEARD: Final = frozenset({"print", "warned", "logged", "compiled", "unsaid"})
+"""The kinds of events that are for here."""
+
+
+class Hearing:
+    """Says here what calls say there. Thread-safe; never raises.
+
+    Args:
+        notices: takes what has to wait for the thread whose call it is.
+        progress: has a line on the terminal, which has to go first.
+    """
+
+    def __init__(self, notices: Notices, progress: Progress) -> None:
+        self._notices = notices
+        self._progress = progress
+        self._registries: dict[str, dict[Any, Any]] = {}
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Has locks of its own, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards _heard
+        self._heard: dict[str, int] = getattr(self, "_heard", {})  # events by build
+
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Call `number` of a connection says something."""
+        if kind == "unsaid":
+            with self._lock:
+                self._heard.pop(str(content.get("of")), None)
+        elif self._is_new(content):
+            with suppress(Exception):  # whatever a stream or handler of the user's does
+                if kind == "print":
+                    self._print(content)
+                elif kind == "warned":
+                    self._warn(content, lambda act: self._notices.later(connection, number, act))
+                elif kind == "logged":
+                    self._log(content)
+                else:
+                    self._notices.later(connection, number, lambda: self._compiled(content))
+
+    def forget(self, key: bytes) -> None:
+        """What is built for a key from now on says everything anew."""
+        with self._lock:
+            for name in [name for name in self._heard if name.startswith(key.hex())]:
+                del self._heard[name]
+
+    def _is_new(self, content: dict[str, Any]) -> bool:
+        """Whether it was not heard before, from another build of the same program."""
+        name, number = content.get("of"), content.get("at")
+        if not isinstance(name, str) or not isinstance(number, int):
+            return True
+        with self._lock:
+            if number < self._heard.get(name, 0):
+                return False
+            self._heard[name] = number + 1
+        return True
+
+    def _print(self, content: dict[str, Any]) -> None:
+        stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
+        self._progress.make_way()
+        if stream is not None:
+            stream.write(content["text"])
+            if content["flush"]:
+                stream.flush()
+
+    def _warn(self, content: dict[str, Any], later: Callable[[Callable[[], None]], None]) -> None:
+        file, line = content["file"], content["line"]
+        category = _category(content)
+        module = _module_of(file)
+        name = "<unknown>" if module is None else module.__name__
+        registry = self._registries.setdefault(file, {})
+        if module is not None:
+            registry = vars(module).setdefault("__warningregistry__", {})
+        self._progress.make_way()
+        try:
+            warnings.warn_explicit(content["text"], category, file, line, name, registry)
+        except Warning as error:  # the user's filters want it raised
+            raised = error
+            later(lambda: _raise(raised))
+
+    def _compiled(self, content: dict[str, Any]) -> None:
+        """In the thread whose call it is: whether it wants to know is a setting of the thread."""
+        if logs_compiles():
+            self._log(content)
+
+    def _log(self, content: dict[str, Any]) -> None:
+        import logging  # only who logs needs it
+
+        logger = logging.getLogger(content["name"])
+        record = logger.makeRecord(
+            content["name"],
+            content["level"],
+            content["file"],
+            content["line"],
+            content["text"],
+            (),
+            None,
+            content["function"],
+        )
+        record.exc_text = content["traceback"]
+        if logger.isEnabledFor(record.levelno):
+            self._progress.make_way()
+            logger.handle(record)
+
+
+def _raise(error: Warning) -> None:
+    raise error
+
+
+def _category(content: dict[str, Any]) -> type[Warning]:
+    """The category in this process; where it does not have it, the nearest of Python's own."""
+    module, name = content["category"]
+    found: Any = vars(sys.modules.get(module, warnings)).get(name)
+    if isinstance(found, type) and issubclass(found, Warning):
+        return found
+    for base in content["bases"]:
+        known = getattr(builtins, base, None)
+        if isinstance(known, type) and issubclass(known, Warning):
+            return known
+    return UserWarning
+
+
+def _module_of(file: str) -> ModuleType | None:
+    """The module of this process that was loaded from a file."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("__file__") == file:
+            return module
+    return None

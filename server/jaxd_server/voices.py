@@ -1,0 +1,105 @@
+"""Whose words they are: what a client's function prints, warns of and logs belongs to its call.
+
+While a function is traced, the thread that traces it speaks for its call. While a program runs, the
+Python functions that it calls back run in threads of XLA's own, which know nothing of any call:
+they speak for the call whose turn it is (see `turns`). Nobody else's thread prints on a server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+from jaxd_server.progress import Emit
+
+__all__ = ["MAX_TEXT", "Voice", "current_voice", "give_the_floor", "speaking"]
+
+MAX_TEXT: Final = 1 << 16
+"""Characters that one event carries at most; longer text is sent as several."""
+
+
+class Voice:
+    """What one call says, as events of that call. Thread-safe; whole lines stay whole.
+
+    Args:
+        emit: takes the events `print`, `warned` and `logged`.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._lines: dict[str, str] = {}  # what was written to a stream and has no end yet
+        self._lock = threading.RLock()  # guards _lines, and keeps the events in order
+
+    def write(self, stream: str, text: str) -> None:
+        """Something is printed to `stdout` or `stderr`; it is sent when its line is complete."""
+        with self._lock:
+            text = self._lines.pop(stream, "") + text
+            end = text.rfind("\n") + 1
+            if len(text) - end >= MAX_TEXT:
+                end = len(text)
+            if text[end:]:
+                self._lines[stream] = text[end:]
+            self._print(stream, text[:end])
+
+    def flush(self, stream: str) -> None:
+        """Sends what has no end yet."""
+        with self._lock:
+            self._print(stream, self._lines.pop(stream, ""), flush=True)
+
+    def say(self, kind: str, content: dict[str, Any]) -> None:
+        """Sends an event, behind all that was printed before it."""
+        with self._lock:
+            self.end()
+            self._emit(kind, content)
+
+    def end(self) -> None:
+        """Sends what has no end yet, of both streams."""
+        with self._lock:
+            for stream in list(self._lines):
+                self._print(stream, self._lines.pop(stream))
+
+    def _print(self, stream: str, text: str, *, flush: bool = False) -> None:
+        for start in range(0, len(text), MAX_TEXT):
+            part = text[start : start + MAX_TEXT]
+            self._emit("print", {"stream": stream, "text": part, "flush": flush})
+
+
+_speaks: ContextVar[Voice | None] = ContextVar("speaks", default=None)
+_floor: list[Voice] = []
+"""The voice of the call whose turn it is, if one has it."""
+
+
+def current_voice() -> Voice | None:
+    """For whom this thread speaks; None when it is the server itself."""
+    voice = _speaks.get()
+    if voice is None and _floor:
+        try:
+            return _floor[-1]
+        except IndexError:  # its turn has just ended
+            return None
+    return voice
+
+
+@contextmanager
+def speaking(voice: Voice) -> Iterator[None]:
+    """Within it, this thread speaks for a call."""
+    token = _speaks.set(voice)
+    try:
+        yield
+    finally:
+        _speaks.reset(token)
+        voice.end()
+
+
+@contextmanager
+def give_the_floor(voice: Voice) -> Iterator[None]:
+    """Within it, all threads that speak for nobody in particular speak for this call."""
+    _floor.append(voice)
+    try:
+        yield
+    finally:
+        _floor.remove(voice)
+        voice.end()
