@@ -29,7 +29,7 @@ def executable_of(argument: Any) -> Executable:
 
 
 def _run(call: Callable[[Any], Any], argument: Any) -> None:
-    jax.block_until_ready(call(argument))  # type: ignore[no-untyped-call]
+    jax.block_until_ready(call(argument))
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def memory_in_use(executables: Iterable[Executable]) -> str:
     Args:
         executables: those that are in memory.
     """
-    arrays = [array.nbytes for array in jax.live_arrays()]  # type: ignore[no-untyped-call]
+    arrays = [array.nbytes for array in jax.live_arrays()]
     programs: dict[Program, list[str]] = {}
     for one in executables:
         programs.setdefault(one.program, []).append(one.name)

@@ -35,7 +35,7 @@ def begin_with_defaults() -> None:
     and JAX_ENABLE_X64 of one client must not decide about the results of another.
     """
     for name, value in {**CONFIG_FIXED, **CONFIG_DEFAULTS}.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        jax.config.update(name, value)
 
 
 def restore_defaults() -> list[str]:
@@ -46,7 +46,7 @@ def restore_defaults() -> list[str]:
     expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS}
     changed = [name for name, value in expected.items() if getattr(jax.config, name) != value]
     for name in changed:
-        jax.config.update(name, expected[name])  # type: ignore[no-untyped-call]
+        jax.config.update(name, expected[name])
     return changed
 
 

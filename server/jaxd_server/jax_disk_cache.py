@@ -55,9 +55,9 @@ def install(store: Records, folder: str) -> bool:
     try:
         _replace_jaxs_files(_Entries(store, folder))
         for name, value in _settings(folder).items():
-            jax.config.update(name, value)  # type: ignore[no-untyped-call]
+            jax.config.update(name, value)
     except Exception as error:  # noqa: BLE001 - whatever a newer jax raises
-        jax.config.update("jax_compilation_cache_dir", None)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_compilation_cache_dir", None)
         reason = f"{type(error).__name__}: {error}"
         log_event("jax_cache_off", level=logging.WARNING, reason=reason, jax=jax.__version__)
         return False

@@ -46,7 +46,7 @@ _PARTS: Final = (
 
 def work_in_memory() -> None:
     """Has jax keep nothing on disk: what a tracer compiles is only what is computed meanwhile."""
-    jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) -> bytes:

@@ -171,12 +171,12 @@ def wait_for_effects(arrays: Sequence[Any]) -> None:
             a result is told.
     """
     try:
-        jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(arrays)
     except Exception:  # noqa: BLE001  see above
         with suppress(Exception):
-            jax.effects_barrier()  # type: ignore[no-untyped-call]
+            jax.effects_barrier()
     else:
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
+        jax.effects_barrier()
 
 
 class _Plain:

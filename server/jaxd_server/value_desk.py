@@ -193,7 +193,7 @@ def _arrived(leaves: Sequence[Any]) -> list[Any]:
     Each has memory of its own: what was received may be shared with the client.
     """
     arrays = [copy_of(leaf) for leaf in leaves]
-    jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
+    jax.block_until_ready(arrays)
     return arrays
 
 

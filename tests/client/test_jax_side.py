@@ -127,9 +127,9 @@ def test_a_setting_that_no_server_has_is_refused(name: str) -> None:
     other = {"jax_random_seed_offset": 1, "jax_legacy_prng_key": "warn"}.get(name, True)
     refuse_settings_that_stay()
     before = getattr(jax.config, name)
-    jax.config.update(name, other)  # type: ignore[no-untyped-call]
+    jax.config.update(name, other)
     try:
         with pytest.raises(ConfigurationError, match=f"{name} is .*JAXD_INLINE=1"):
             refuse_settings_that_stay()
     finally:
-        jax.config.update(name, before)  # type: ignore[no-untyped-call]
+        jax.config.update(name, before)

@@ -52,7 +52,7 @@ def spec_of(leaf: Any) -> Any:
     if not hasattr(leaf, "dtype"):
         return leaf
     weak = getattr(leaf, "weak_type", False)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
 def called(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> bytes:

@@ -255,7 +255,7 @@ def test_a_function_that_changes_jaxs_settings_fails_by_name_and_nobody_else_doe
     def careless(x: Any) -> Any:
         import jax
 
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_enable_x64", True)
         return x * 2
 
     with pytest.raises(ConfigurationError, match=r"careless.* changed jax_enable_x64"):

@@ -161,7 +161,7 @@ def counts(client: Client) -> tuple[int, int]:
 def spec(tree: Any) -> Any:
     """What stands for its arrays."""
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type),  # type: ignore[no-untyped-call]
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type),
         tree,
     )
 

@@ -234,7 +234,7 @@ def test_settings_that_a_function_changes_are_set_back_and_reported(kitchen: Kit
     """They would be in force for everybody else."""
 
     def rude(x: Any) -> Any:
-        jax.config.update("jax_debug_nans", True)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_debug_nans", True)
         return x
 
     with pytest.raises(ConfigurationError, match=r"rude changed jax_debug_nans"):

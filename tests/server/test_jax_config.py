@@ -123,7 +123,7 @@ def test_what_another_function_sets_for_the_process_is_not_seen_while_tracing(na
     expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS, **dict(mine)}
     try:
         with pinned(mine):
-            jax.config.update(name, value)  # type: ignore[no-untyped-call]
+            jax.config.update(name, value)
             seen = {each: getattr(jax.config, each) for each in expected}
             assert seen == expected
     finally:

@@ -89,7 +89,7 @@ def _jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patches.setattr(compilation_cache, "get_file_cache", compilation_cache.get_file_cache)
         yield
     for name, value in before.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -193,7 +193,7 @@ def test_the_folder_of_the_moment_does_not_matter(count: Count, tmp_path: Path) 
 
 def test_each_callback_stays_with_its_function(shelf: Shelf, count: Count) -> None:
     """jax 0.10 compiles such a function again; 0.11 does not, and still calls the right one."""
-    same = jax.ShapeDtypeStruct((3,), np.float32)  # type: ignore[no-untyped-call]
+    same = jax.ShapeDtypeStruct((3,), np.float32)
     seen: list[str] = []
 
     def run(label: str) -> None:

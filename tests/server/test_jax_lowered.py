@@ -26,7 +26,7 @@ from jaxd_server.jax_lowered import (
 from jaxd_server.jax_private import weak_array
 
 ONES = np.ones(3, np.float32)
-SAME = jax.ShapeDtypeStruct((3,), np.float32)  # type: ignore[no-untyped-call]
+SAME = jax.ShapeDtypeStruct((3,), np.float32)
 
 
 @pytest.fixture(scope="module", autouse=True)

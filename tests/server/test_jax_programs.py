@@ -198,7 +198,7 @@ def test_a_function_with_callbacks_runs_flat_but_is_not_kept() -> None:
 
     program = flat(function, ONES)
     assert [program(ONES)[0].tolist() for _ in range(2)] == [[2.0] * 3] * 2
-    jax.effects_barrier()  # type: ignore[no-untyped-call]
+    jax.effects_barrier()
     assert seen == [1.0, 1.0]
     with pytest.raises(NotKept, match=r"\w+: .+"):
         serialize(program)

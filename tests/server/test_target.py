@@ -257,11 +257,11 @@ def test_the_settings_of_calls_are_among_those_that_count() -> None:
 def test_a_setting_that_is_really_changed_counts(others: Any) -> None:
     """Through jax's own interface."""
     before = jax.config.values["jax_threefry_gpu_kernel_lowering"]
-    jax.config.update("jax_threefry_gpu_kernel_lowering", not before)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_threefry_gpu_kernel_lowering", not before)
     try:
         assert others() == {"jax_threefry_gpu_kernel_lowering"}
     finally:
-        jax.config.update("jax_threefry_gpu_kernel_lowering", before)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_threefry_gpu_kernel_lowering", before)
 
 
 KEEP_FILES = """

@@ -245,7 +245,7 @@ def _prints(x: Any) -> Any:
 
 
 def _keeps(x: Any) -> Any:
-    return {"x": x, "lock": jax.tree_util.Partial(threading.Lock().acquire)}  # type: ignore[no-untyped-call]
+    return {"x": x, "lock": jax.tree_util.Partial(threading.Lock().acquire)}
 
 
 @pytest.mark.parametrize("function", [_prints, _keeps])
@@ -288,7 +288,7 @@ def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
     """Whatever it does to jax's: the next one has the defaults."""
 
     def meddles(x: Any) -> Any:
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_enable_x64", True)
         return x
 
     assert isinstance(bench.ask(Source(meddles), X), Failed)

@@ -69,7 +69,7 @@ def test_what_a_module_came_with_is_its_own(module: ModuleType, name: str, value
         ("dumps", functools.partial(mine, 1)),
         ("dumps", functools.partial(json.dumps, indent=2)),
         ("dumps", functools.wraps(json.dumps)(lambda x: x)),
-        ("dumps", jax.tree_util.Partial(mine)),  # type: ignore[no-untyped-call]
+        ("dumps", jax.tree_util.Partial(mine)),
         ("dumps", Mine().method),
         ("dumps", json.loads),
         ("dumps", math.sin),
