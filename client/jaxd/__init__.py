@@ -13,6 +13,7 @@ once. Importing this package loads neither jax nor numpy.
 from __future__ import annotations
 
 from jaxd import errors
+from jaxd.arrays_here import PRNGKeys
 from jaxd.client import (
     Client,
     connect,
@@ -31,7 +32,6 @@ from jaxd.decorator import CallOptions, persistent_call
 from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray
-from jaxd.results import PRNGKeys
 from jaxd.settings import Settings
 from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.lazy import LazyArray
 from jaxd.origin import Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
-from jaxd.results import PRNGKeys
 from jaxd_protocol.elsewhere import Row
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.statics import Statics

@@ -12,6 +12,7 @@ from jaxd_protocol.elsewhere import new_number, unpack_numbers
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.trees import Layout, Placement
+from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
@@ -202,10 +203,9 @@ class Flight:
 
 def _data_by_leaf(placement: Placement, home: Home) -> dict[int, memoryview]:
     placement.check(home.blob, home.buffers)
-    found = {}
-    for number, (leaf, place) in enumerate(zip(placement.leaves, placement.places, strict=True)):
-        if place.buffer >= 0:
-            found[number] = home.buffers[place.buffer]
-        elif place.offset >= 0:
-            found[number] = memoryview(home.blob)[place.offset : place.offset + leaf.nbytes]
-    return found
+    places = enumerate(zip(placement.leaves, placement.places, strict=True))
+    return {
+        number: data_at(leaf, place, home.blob, home.buffers)
+        for number, (leaf, place) in places
+        if place is not NOWHERE
+    }

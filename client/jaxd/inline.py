@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jaxd.results import PRNGKeys, ResultsAs
+from jaxd.arrays_here import PRNGKeys
+from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import NoServer
 

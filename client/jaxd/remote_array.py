@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from typing import Any, Final, NoReturn, Protocol, Self
 
 from jaxd.array_like import ArrayLike, touched
+from jaxd.arrays_here import array_here, kind_here
 from jaxd.indexing import basic_index
 from jaxd.jax_leaves import array_class, key_dtype, leaf_class
-from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
-from jaxd.lazy import LazyArray
+from jaxd.jax_side import loaded_jax
 from jaxd.origin import DELETED, Origin
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.trees import Leaf
@@ -215,7 +215,7 @@ class RemoteArray(ArrayLike):
         if basic is not None:
             self.refuse_deleted()
             part = self.keeper.part(self, basic)
-            scalars = _kind_here() == "numpy" and ... not in basic  # elements have their own type
+            scalars = kind_here() == "numpy" and ... not in basic  # elements have their own type
             return part[()] if scalars and not isinstance(part, ArrayLike) else part
         return self._touched()[touched(index)]
 
@@ -270,12 +270,12 @@ class RemoteArray(ArrayLike):
 
     def _touched(self) -> Any:
         self.refuse_deleted()
-        kind = _kind_here()
+        kind = kind_here()
         if self._here is None or self._kind != kind:
             data = self._data
             if data is None:
                 data = self.keeper.bring(self)
-            self._here, self._kind = _made(self.leaf, data, kind), kind
+            self._here, self._kind = array_here(self.leaf, data.toreadonly(), kind), kind
             self._data = None if kind == "jax" else data
         return self._here
 
@@ -286,26 +286,3 @@ class RemoteArray(ArrayLike):
         if loaded_jax() is not None:
             return array_class()
         return getattr(sys.modules.get("numpy"), "ndarray", None)
-
-
-def _kind_here() -> str:
-    """Which arrays this process has: those of the heaviest library that it has imported."""
-    if loaded_jax() is not None:
-        return "jax"
-    return "numpy" if "numpy" in sys.modules else "lazy"
-
-
-def _made(leaf: Leaf, data: memoryview, kind: str) -> Any:
-    """The array over these bytes, read-only where numpy's."""
-    from jaxd.results import PRNGKeys  # which imports us
-
-    if kind == "lazy":
-        lazy = LazyArray(leaf.dtype, leaf.shape, data)
-        return PRNGKeys(leaf.impl, lazy) if leaf.tag == "K" else lazy
-    import numpy
-
-    array = numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), data)
-    array.flags.writeable = False
-    if kind == "jax":
-        return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
-    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array

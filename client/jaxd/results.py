@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from jaxd.jax_side import loaded_jax, require_jax, to_jax, to_jax_keys
-from jaxd.lazy import LazyArray
+from jaxd.arrays_here import Kind, array_here, kind_here
+from jaxd.jax_side import require_jax
 from jaxd.own_objects import Met, OwnObjects
 from jaxd.remote_objects import RemoteObject
 from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.errors import ProtocolError, ResultError
-from jaxd_protocol.trees import Layout, Leaf, Place, Placement, numpy_leaf, parse_skeleton
-from jaxd_protocol.trees.leaves import NOWHERE
+from jaxd_protocol.trees import Layout, Leaf, Place, Placement, parse_skeleton
+from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
-__all__ = ["Home", "PRNGKeys", "RemoteObject", "ResultReader", "ResultsAs"]
+__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs"]
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
-
-
-class PRNGKeys:
-    """Typed PRNG keys in a process without jax: opaque, but a persistent function takes them.
-
-    Attributes:
-        impl: name of the PRNG implementation.
-        data: the keys' numbers, uint32.
-    """
-
-    def __init__(self, impl: str, data: Any) -> None:
-        self.impl = impl
-        self.data = data
-
-    def __repr__(self) -> str:
-        return f"PRNGKeys(impl={self.impl!r}, data={self.data!r})"
 
 
 class Home(NamedTuple):
@@ -176,43 +159,25 @@ def _read(
     placement: Placement, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
 ) -> list[Any]:
     placement.check(blob, buffers)
-    read = _reader(results)
+    kind = _kind_of(results)
     return [
-        None if place is NOWHERE else read(leaf, place, blob, buffers)
+        None if place is NOWHERE else _read_leaf(leaf, place, blob, buffers, kind)
         for leaf, place in zip(placement.leaves, placement.places, strict=True)
     ]
 
 
-Read = Callable[[Leaf, Place, bytes, Sequence[memoryview]], Any]
-
-
-def _reader(results: ResultsAs) -> Read:
+def _kind_of(results: ResultsAs) -> Kind:
+    """Which arrays are wanted."""
     if results == "jax":
         require_jax()
-        return _read_jax
-    if results == "auto" and loaded_jax() is not None:
-        return _read_jax
-    if results == "numpy" or "numpy" in sys.modules:
-        return _read_numpy
-    return _read_lazy
+        return "jax"
+    return "numpy" if results == "numpy" else kind_here()
 
 
-def _read_numpy(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
-    array = numpy_leaf(leaf, place, blob, buffers)
-    if place.buffer < 0:
-        array = array.copy()  # the blob is read-only, and shared by all that lies in it
-    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
-
-
-def _read_jax(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
-    array = numpy_leaf(leaf, place, blob, buffers)
-    return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
-
-
-def _read_lazy(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
-    if place.buffer >= 0:
-        data = buffers[place.buffer]
-    else:
-        data = memoryview(blob)[place.offset : place.offset + leaf.nbytes]
-    array = LazyArray(leaf.dtype, leaf.shape, data)
-    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
+def _read_leaf(
+    leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview], kind: Kind
+) -> Any:
+    data = data_at(leaf, place, blob, buffers)
+    if kind == "numpy" and place.buffer < 0:
+        data = memoryview(bytearray(data))  # the blob is read-only, and shared by all that is in it
+    return array_here(leaf, data, kind)

@@ -38,7 +38,8 @@ def keeper() -> FakeKeeper:
 @pytest.fixture
 def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process seems not to have imported jax."""
-    monkeypatch.setattr("jaxd.remote_array.loaded_jax", lambda: None)
+    for module in ("remote_array", "arrays_here"):
+        monkeypatch.setattr(f"jaxd.{module}.loaded_jax", lambda: None)
 
 
 def same(one: Any, other: Any) -> None:

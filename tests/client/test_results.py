@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.results import Home, ResultReader, ResultsAs, _read_lazy
+from jaxd.results import Home, ResultReader, ResultsAs, _read_leaf
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
@@ -119,7 +119,7 @@ def test_without_numpy_arrays_come_home_lazy() -> None:
 
     layout = parse_skeleton(skeleton, lambda *_: tuple)
     small, large = (
-        _read_lazy(leaf, place, blob, buffers)
+        _read_leaf(leaf, place, blob, buffers, "lazy")
         for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
     )
     assert type(small) is type(large) is LazyArray

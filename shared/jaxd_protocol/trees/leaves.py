@@ -24,6 +24,7 @@ __all__ = [
     "Placement",
     "aligned",
     "array_spec",
+    "data_at",
     "dtype_of",
     "itemsize_of",
     "load_spec",
@@ -83,6 +84,13 @@ def aligned(offset: int) -> int:
 
 NOWHERE: Final = Place()
 """The place of a leaf whose data is not in the message."""
+
+
+def data_at(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> memoryview:
+    """The bytes of an `A` or `K` leaf, which are in the message."""
+    if place.buffer >= 0:
+        return buffers[place.buffer]
+    return memoryview(blob)[place.offset : place.offset + leaf.nbytes]
 
 
 class Placement(NamedTuple):

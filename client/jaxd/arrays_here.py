@@ -1,0 +1,60 @@
+"""Arrays as this process has them: those of the heaviest library that it has imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
+from jaxd.lazy import LazyArray
+from jaxd_protocol.trees import Leaf
+from jaxd_protocol.trees.leaves import dtype_of
+
+__all__ = ["Kind", "PRNGKeys", "array_here", "kind_here"]
+
+Kind = Literal["jax", "numpy", "lazy"]
+
+
+class PRNGKeys:
+    """Typed PRNG keys in a process without jax: opaque, but a persistent function takes them.
+
+    Attributes:
+        impl: name of the PRNG implementation.
+        data: the keys' numbers, uint32.
+    """
+
+    def __init__(self, impl: str, data: Any) -> None:
+        self.impl = impl
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"PRNGKeys(impl={self.impl!r}, data={self.data!r})"
+
+
+def kind_here() -> Kind:
+    """Which arrays this process has."""
+    if loaded_jax() is not None:
+        return "jax"
+    return "numpy" if "numpy" in sys.modules else "lazy"
+
+
+def array_here(leaf: Leaf, data: memoryview, kind: Kind) -> Any:
+    """An array, or PRNG keys, over bytes in C order that nobody else changes any more.
+
+    Args:
+        leaf: what it is.
+        data: its bytes; one of numpy is writable when they are.
+        kind: whose it is to be.
+
+    Raises:
+        ArgumentError: when it has a dtype that needs a package which is not installed.
+    """
+    if kind == "lazy":
+        array: Any = LazyArray(leaf.dtype, leaf.shape, data)
+        return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
+    import numpy
+
+    array = numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), data)
+    if kind == "jax":
+        return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
+    return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
