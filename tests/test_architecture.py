@@ -71,6 +71,7 @@ JAX_AT_IMPORT = (
 JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/demo/digits.py",  # what a user would write
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
+    "client/jaxd/jax_primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/packing/arrays.py",  # the same
     "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
     "shared/jaxd_protocol/transformations/",  # runs where a function is traced

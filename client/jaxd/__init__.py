@@ -29,6 +29,7 @@ from jaxd.client import (
 )
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
+from jaxd.last_error import last_error
 from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray
@@ -52,6 +53,7 @@ __all__ = [
     "errors",
     "forget",
     "get",
+    "last_error",
     "named",
     "persistent_call",
     "pickle_by_handle",

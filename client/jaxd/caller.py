@@ -63,7 +63,7 @@ class Caller(Link):
         self.remember(spec)
         classes: dict[tuple[str, str], type] = {}
         with spec.identity.travelling():
-            encoded = encode_arguments(args, kwargs, spec.identity.statics, classes, self.remote)
+            encoded = encode_arguments(args, kwargs, spec.statics, classes, self.remote)
         if classes:
             spec.identity.reader.learn(classes)
         stay = stay_for(results, on_values=bool(encoded.values))

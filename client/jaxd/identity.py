@@ -32,12 +32,16 @@ class Spec:
         key: sixteen bytes.
         identity: the function.
         options: packed `Options`.
+        statics: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "identity", "key", "options")
+    __slots__ = ("__weakref__", "identity", "key", "options", "statics")
 
-    def __init__(self, identity: Identity, options: Options) -> None:
+    def __init__(
+        self, identity: Identity, options: Options, statics: Statics | None = None
+    ) -> None:
         self.identity = identity
+        self.statics = identity.statics if statics is None else statics
         self.options = options.to_bytes()
         self.key = function_key(identity.fingerprint, options)
 
@@ -50,6 +54,7 @@ class Identity:
         meaning: its fingerprint, and what that is made of.
         specs: one for each configuration that it was called under.
         pinned: for a signature that is called with, the identity that stands for such calls.
+        forms: skeletons of results that were asked for, by key and arguments.
         installed: which state of the installed packages it was made with; see `upgrades`.
         is_fresh: whether nobody has looked at it but the call for which it was made.
         reader: rebuilds its results, as instances of the classes that it reaches.
@@ -73,6 +78,7 @@ class Identity:
         self.statics: Statics = statics_of(function, options)
         self.specs: dict[Any, Spec] = {}
         self.pinned: dict[bytes, Identity] = {}
+        self.forms: dict[bytes, bytes] = {}
         self._function = function
         self.archives = LocalArchives() if ship == "source" else None
         self._walked = walk(function, self.name, ignore=ignored, archives=self.archives)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.results import ResultsAs
@@ -13,9 +13,13 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import NoServer
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from jaxd.warming import Warmed
 
-__all__ = ["inline_function", "warm_inline"]
+__all__ = ["finished", "inline_function", "warm_inline"]
+
+R = TypeVar("R")
 
 
 def inline_function(
@@ -62,6 +66,18 @@ def warm_inline(
     with _settings(config):
         jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
     return Warmed("compile", time.perf_counter() - started)
+
+
+def finished(call: Callable[[], R]) -> Future[R]:
+    """The future of a call that is made at once."""
+    from concurrent.futures import Future
+
+    future: Future[R] = Future()
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+        future.set_exception(error)
+    return future
 
 
 def _jitted(function: Callable[..., Any], options: Options) -> Any:

@@ -98,16 +98,17 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
     """Appends a jax array, or an array of PRNG keys; False when the value is neither.
 
     Raises:
-        TracerError: when it is a tracer: the caller is itself being traced.
+        TracerError: when it is a tracer: jax traces whoever calls.
     """
     jax = loaded_jax()
     if jax is None or not isinstance(value, jax.Array):
         return False
     if isinstance(value, jax.core.Tracer):
         raise TracerError(
-            "a persistent function was called with a tracer, that is from inside jax.jit, grad, "
-            "vmap or the like. Call it with arrays, or make the outer function persistent: inside "
-            "of one, another persistent function is an ordinary one."
+            "a tracer has no data that could be sent: it stands for a value inside of jax.jit, "
+            "grad, vmap or the like. Only a plain call, f(x), becomes part of what jax traces "
+            "there; submit, call_async, map, remote, warm, why and put need arrays. Make a plain "
+            "call here, or use them outside of what is traced."
         )
     import numpy
 

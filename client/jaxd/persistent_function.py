@@ -17,6 +17,7 @@ from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
 from jaxd.transformable import Transformable
 from jaxd_protocol.calls import Options
+from jaxd_protocol.errors import TracerError
 from jaxd_protocol.nested import PlainInside
 from jaxd_protocol.transformations import untransformed
 
@@ -96,7 +97,13 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         caller = self._find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        call = self._encode(caller, self._current_config(), args, kwargs)
+        config = self._current_config()
+        try:
+            call = self._encode(caller, config, args, kwargs)
+        except TracerError:  # jax traces whoever calls, and the call is to be in its program
+            call = None
+        if call is None:
+            return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
         return caller.call(call)  # type: ignore[no-any-return]
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,7 +126,9 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         """
         caller = self._find_caller()
         if caller is None:
-            return _finished(lambda: self._call_inline(*args, **kwargs))
+            from jaxd.inline import finished
+
+            return finished(lambda: self._call_inline(*args, **kwargs))
         return self._submit(caller, self._current_config(), args, kwargs)
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -287,14 +296,3 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
             return call
         caller.remember(settled)
         return call._replace(spec=settled)
-
-
-def _finished(call: Callable[[], R]) -> Future[R]:
-    from concurrent.futures import Future
-
-    future: Future[R] = Future()
-    try:
-        future.set_result(call())
-    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-        future.set_exception(error)
-    return future

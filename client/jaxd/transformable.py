@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.calls import Options
@@ -19,6 +19,7 @@ from jaxd_protocol.transformations import (
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
+    from jaxd.encoded import Encoded
     from jaxd.identities import Identities
     from jaxd.persistent_function import Manner, PersistentFunction
 
@@ -155,6 +156,28 @@ class Transformable:
             argnums = tuple(argnums)
         options = {"argnums": argnums, "has_aux": has_aux, "holomorphic": holomorphic, **more}
         return self._derive(name, options, statics_of(self.__wrapped__, self._options))
+
+    def _traced(
+        self,
+        caller: Caller,
+        config: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call with tracers among its arguments, as part of the program that jax traces."""
+        from jaxd.traced import call_traced
+
+        return call_traced(
+            caller,
+            self._identities.spec(config),
+            self._manner,
+            args,
+            kwargs,
+            lambda call: self._settled(caller, call, config),
+        )
+
+    def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
+        raise NotImplementedError
 
     def _derive(
         self, name: str, given: dict[str, Any], statics: Statics

@@ -29,6 +29,7 @@ __all__ = [
     "Warming",
     "encode_warming",
     "forget",
+    "form_of",
     "recipes_since",
     "start_of_recipes",
     "warm",
@@ -74,7 +75,7 @@ def encode_warming(
     caller.remember(spec)
     identity = spec.identity
     with identity.travelling():
-        skeleton, buffers = encode_specs(args, kwargs, identity.statics, {})
+        skeleton, buffers = encode_specs(args, kwargs, spec.statics, {})
     return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
 
 
@@ -85,11 +86,25 @@ def warm(caller: Caller, call: Encoded) -> Warmed:
         BaseException: what the function raised while it was traced.
         JaxdError: when the server could not be asked.
     """
-    value, _ = caller.reply(call)
+    report = json.loads(_reply(caller, call)[1])
+    return Warmed(report["verdict"], report["seconds"], report.get("kept"))
+
+
+def form_of(caller: Caller, call: Encoded) -> bytes:
+    """The skeleton of what such a call returns; its program is ready then.
+
+    Raises:
+        BaseException, JaxdError: as `warm`.
+    """
+    skeleton: bytes = _reply(caller, call)[2]
+    return skeleton
+
+
+def _reply(caller: Caller, call: Encoded) -> tuple[Any, ...]:
+    value: tuple[Any, ...] = caller.reply(call)[0]
     if value[0] == FAILED:
         raise rebuild_failure(value[1])
-    report = json.loads(value[1])
-    return Warmed(report["verdict"], report["seconds"], report.get("kept"))
+    return value
 
 
 def forget(caller: Caller | None, spec: Spec) -> int:

@@ -293,7 +293,7 @@ class Pipeline:
         name = executable.kept_as
         kept = self.shelf is not None and bool(name) and self.shelf.has(name)
         report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
-        return (OK, json.dumps(report)), ()
+        return (OK, json.dumps(report), executable.form.skeleton), ()
 
 
 def _recorded(call: Call, layout: Layout) -> RecordedCall:

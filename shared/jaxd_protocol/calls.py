@@ -11,8 +11,8 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
               donated: leaves of the call that it has taken for good; away: leaves of the result
               that are not in the reply; then ids, if some of what was to be kept was not
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
-            → (OK, JSON {verdict, seconds, kept})  or  (FAILED, failure)
-              builds or loads, runs nothing; kept: it is on disk
+            → (OK, JSON {verdict, seconds, kept}, skeleton)  or  (FAILED, failure)
+              builds or loads, runs nothing; kept: it is on disk; the skeleton is the result's
       put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
               a flat tuple of arrays becomes values; the skeleton says what they are now
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`

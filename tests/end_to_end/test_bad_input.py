@@ -197,13 +197,13 @@ def test_a_number_that_is_too_large(served: Client) -> None:
 
 
 def test_a_tracer(served: Client) -> None:
-    """A persistent function inside jax.jit is told apart from one that is called with data."""
+    """Inside of jax.jit a plain call is part of the program; what sends at once is not."""
     import jax
 
     function = served.persistent_call(lambda x: x + 1)
     with pytest.raises(errors.TracerError) as caught:
-        jax.jit(lambda x: function({"deep": x})["deep"])(1.0)
-    assert "persistent" in advice(caught.value)
+        jax.jit(lambda x: function.submit({"deep": x}))(1.0)
+    assert "plain call" in advice(caught.value)
 
 
 def test_wrong_arguments_for_the_function(served: Client) -> None:

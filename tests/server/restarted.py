@@ -117,7 +117,8 @@ def with_debug_settings(x: Any) -> Any:
     return jnp.log(x + 1)
 
 
-MAPPED = {"in_axes": 0, "static_argnums": (), "static_argnames": ()}
+NO_STATICS = {"static_argnums": (), "static_argnames": ()}
+MAPPED = {"in_axes": 0, **NO_STATICS}
 X64 = Options(config=(("jax_enable_x64", True),))
 
 CASES: dict[str, Case] = {
@@ -173,6 +174,24 @@ CASES: dict[str, Case] = {
     "constant": Case(lambda x: x + jnp.asarray(np.arange(4.0))),
     "scan": Case(scan),
     "gradient": Case(jax.grad(lambda x: (x**3).sum())),
+    "derived": Case(
+        with_default,
+        lambda turn: ((X,), X),
+        options=Options(
+            transformations=(
+                transformation("flat", {"inputs": ("",), "sent": (0,), **NO_STATICS}),
+                transformation("flat_jvp", {"given": (True,)}),
+                transformation(
+                    "flat_transpose",
+                    {
+                        "linear": (False, True),
+                        "shapes": (((4,), "float32", False),),
+                        "given": (True,),
+                    },
+                ),
+            )
+        ),
+    ),
     "transformed": Case(
         with_default,
         lambda turn: ((X,), (X,)),

@@ -67,7 +67,7 @@ def test_a_call_to_warm_up_travels_without_data(shop: Shop) -> None:
     call = source.call((X,))
     for verdict in ("compile", "hit"):
         message = (call.key, call.skeleton, b"", None, MAY_REPEAT | WARM, b"", b"", b"")
-        (kind, told), buffers = peer.request("call", message)
+        (kind, told, _), buffers = peer.request("call", message)
         assert (kind, list(buffers)) == (OK, [])
         assert json.loads(told)["verdict"] == verdict
     assert read_reply(peer.call(X), source).tolist() == (2 * X).tolist()

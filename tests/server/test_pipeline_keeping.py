@@ -26,7 +26,7 @@ HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
 
 def answered(kitchen: Kitchen, call: Any) -> Any:
     """What is in the reply to a call that has no data to send home."""
-    (kind, text), buffers = kitchen.answer(call)
+    (kind, text, _), buffers = kitchen.answer(call)
     assert (kind, tuple(buffers)) == (OK, ())
     return json.loads(text)
 
@@ -65,6 +65,14 @@ def test_a_call_to_warm_up_builds_and_does_not_run(
     assert float(kitchen.value(source, np.float32(3))) == 3
     assert heard == [3]
     assert counted(kitchen) == [1, 1, 0, 1, 1]
+
+
+def test_a_call_to_warm_up_says_what_its_result_looks_like(kitchen: Kitchen) -> None:
+    """As the reply to the call itself does."""
+    source = Source(lambda x: {"b": x, "a": (x.sum(), None)})
+    (_, _, told), _ = kitchen.answer(warming(source, np.ones((3, 2), np.float32)))
+    reply, _ = kitchen.answer(source.call((np.ones((3, 2), np.float32),)))
+    assert told == reply[1]
 
 
 def test_a_call_to_warm_up_says_what_it_found(open_kitchen: Callable[..., Kitchen]) -> None:

@@ -39,8 +39,10 @@ def array_content(value: Any) -> ArrayContent | None:
         return None
     if kind_of(value) == "tracer":
         raise TracerError(
-            "a function captures a jax tracer: it was made inside jax.jit, jax.grad or the like. "
-            "Pass the value as an argument, or make the function outside of the transformation"
+            "a jax tracer cannot be sent: it stands for a value inside of jax.jit, jax.grad or the "
+            "like, and a function captures it, or an object holds it that jax does not take apart. "
+            "Pass the value as an argument of its own, or make the function or the object outside "
+            "of what is traced"
         )
     if not isinstance(value, attribute("jax", "Array")):
         return None

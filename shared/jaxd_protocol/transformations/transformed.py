@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd_protocol.transformations.flat import STAGES
 from jaxd_protocol.transformations.spelling import Transformation, options_of, shown_name
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ _APPLY: Final[dict[str, Callable[..., _Function]]] = {
     "vmap": _vmap,
     "jvp": _jvp,
     "vjp": _vjp,
+    **STAGES,
 }
 
 
@@ -202,4 +204,7 @@ def _as_jvp(primals: Any, tangents: Any, **kwargs: Any) -> Any: ...
 def _as_vjp(primals: Any, cotangents: Any, **kwargs: Any) -> Any: ...
 
 
-_SIGNATURES: Final[dict[str, _Function]] = {"jvp": _as_jvp, "vjp": _as_vjp}
+def _as_flat(behind: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+_SIGNATURES: Final[dict[str, _Function]] = {"jvp": _as_jvp, "vjp": _as_vjp, "flat": _as_flat}

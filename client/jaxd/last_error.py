@@ -1,0 +1,23 @@
+"""The exception of a call that jax made from a program of its own, and has put into another one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["keep_error", "last_error"]
+
+_kept: Final[list[BaseException]] = []
+
+
+def last_error() -> BaseException | None:
+    """What the last persistent call raised that failed inside of a client's own `jax.jit`.
+
+    jax raises an error of its own there, with the text of this one in it. None when no such call
+    has failed in this process. Safe from any thread.
+    """
+    return _kept[-1] if _kept else None
+
+
+def keep_error(error: BaseException) -> None:
+    """Keeps an exception for `last_error`, in place of the one before."""
+    _kept[:] = [error]

@@ -1,0 +1,188 @@
+"""Transformations of a function of arrays alone, as a client's own jax asks for them.
+
+When a client differentiates or maps code that calls a persistent function, its jax has a rule for
+each step: what the step makes of the leaves of the arguments. Those rules end up here, one after
+the other, on the server.
+
+    flat            inputs: of each leaf, in jax's order, "" for an array, the name of a generator
+                    for the numbers of random keys, None for what stays as it is
+                    sent: which of the inputs stand in the call; in place of the others is something
+    flat_vmap       axes: of each input, or None; size
+    flat_jvp        given: of each input, whether a tangent of it comes behind
+    flat_transpose  linear: of each input, whether the function is linear in it; shapes: of those,
+                    shape, dtype and weak type; given: of each output, whether a cotangent of it
+                    comes behind the other inputs
+
+A flat function is called as `call(behind, *args, **kwargs)`: the arguments of the function itself,
+and a tuple of what comes behind them. It returns a tuple of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+__all__ = ["STAGES", "Flat", "flattened"]
+
+_OfLeaves = Callable[..., Sequence[Any]]
+_Stage = Callable[[_OfLeaves], _OfLeaves]
+
+
+class Flat:
+    """A function whose leaves are taken out of its arguments, behind some stages."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[str | None],
+        sent: Sequence[int],
+        static_argnums: Sequence[int],
+        static_argnames: Sequence[str],
+        stages: tuple[_Stage, ...] = (),
+    ) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._sent = sent
+        self._argnums = frozenset(static_argnums)
+        self._argnames = frozenset(static_argnames)
+        self._stages = stages
+
+    def behind(self, stage: _Stage) -> Flat:
+        """The same with one more stage."""
+        return Flat(
+            self._function,
+            self._inputs,
+            self._sent,
+            tuple(self._argnums),
+            tuple(self._argnames),
+            (*self._stages, stage),
+        )
+
+    def __call__(self, behind: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Calls it with arguments that look like the function's own, and what comes behind."""
+        import jax
+
+        traced = (
+            [value for i, value in enumerate(args) if i not in self._argnums],
+            {name: value for name, value in kwargs.items() if name not in self._argnames},
+        )
+        leaves, structure = jax.tree.flatten(traced)
+        places = [place for place, kind in enumerate(self._inputs) if kind is not None]
+
+        def of_inputs(*inputs: Any) -> Sequence[Any]:
+            found = list(leaves)
+            for place, value in zip(places, inputs, strict=True):
+                found[place] = _whole(value, self._inputs[place])
+            positional, named = jax.tree.unflatten(structure, found)
+            waiting = iter(positional)
+            every = [x if i in self._argnums else next(waiting) for i, x in enumerate(args)]
+            result = self._function(*every, **{**kwargs, **named})
+            return [_numbers(leaf) for leaf in jax.tree.leaves(result)]
+
+        inner: _OfLeaves = of_inputs
+        for stage in self._stages:
+            inner = stage(inner)
+        given = [_numbers(leaves[places[number]]) for number in self._sent]
+        return tuple(inner(*given, *behind))
+
+
+def flattened(function: Callable[..., Any], **options: Any) -> Flat:
+    """The flat form of a function; options are those of `flat`."""
+    return Flat(function, **options)
+
+
+def _whole(value: Any, kind: str | None) -> Any:
+    """An array, or random keys over it."""
+    import jax
+
+    return jax.random.wrap_key_data(value, impl=kind) if kind else value
+
+
+def _numbers(leaf: Any) -> Any:
+    """An array: of random keys their numbers."""
+    import jax
+
+    leaf = jax.numpy.asarray(leaf)
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+def _mapped(inner: _OfLeaves, *, axes: Sequence[int | None], size: int) -> _OfLeaves:
+    import jax
+
+    return jax.vmap(inner, in_axes=tuple(axes), axis_size=size)
+
+
+def _differentiated(inner: _OfLeaves, *, given: Sequence[bool]) -> _OfLeaves:
+    """The tangents of those outputs that have one."""
+
+    def tangents_of(*args: Any) -> Sequence[Any]:
+        import jax
+
+        primals, tangents = args[: len(given)], args[len(given) :]
+
+        def of_moving(*moving: Any) -> Sequence[Any]:
+            outputs = inner(*_merged(given, moving, _without(given, primals)))
+            return [x for x in outputs if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
+
+        found: Sequence[Any] = jax.jvp(of_moving, tuple(_with(given, primals)), tangents)[1]
+        return found
+
+    return tangents_of
+
+
+def _transposed(
+    inner: _OfLeaves,
+    *,
+    linear: Sequence[bool],
+    shapes: Sequence[tuple[tuple[int, ...], str, bool]],
+    given: Sequence[bool],
+) -> _OfLeaves:
+    """The cotangents of what the function is linear in."""
+
+    def cotangents_of(*args: Any) -> Sequence[Any]:
+        import jax
+
+        spec: Any = jax.ShapeDtypeStruct
+        count = list(linear).count(False)
+        rest, cotangents = args[:count], args[count:]
+
+        def of_linear(*moving: Any) -> Sequence[Any]:
+            return list(_with(given, inner(*_merged(linear, moving, rest))))
+
+        specs = [spec(shape, jax.numpy.dtype(name), weak_type=weak) for shape, name, weak in shapes]
+        found: Sequence[Any] = jax.linear_transpose(of_linear, *specs)(list(cotangents))
+        return found
+
+    return cotangents_of
+
+
+def _merged(mask: Sequence[bool], those: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    yes, no = iter(those), iter(others)
+    return [next(yes) if chosen else next(no) for chosen in mask]
+
+
+def _with(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
+    return [value for chosen, value in zip(mask, values, strict=True) if chosen]
+
+
+def _without(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
+    return [value for chosen, value in zip(mask, values, strict=True) if not chosen]
+
+
+def _staged(make: Callable[..., _OfLeaves]) -> Callable[..., Flat]:
+    def behind(flat: Flat, **options: Any) -> Flat:
+        return flat.behind(partial(make, **options))
+
+    return behind
+
+
+STAGES: Final[dict[str, Callable[..., Flat]]] = {
+    "flat": flattened,
+    "flat_vmap": _staged(_mapped),
+    "flat_jvp": _staged(_differentiated),
+    "flat_transpose": _staged(_transposed),
+}
+"""What makes each of them of the one before."""
