@@ -37,8 +37,7 @@ _MAP_WINDOW = 32
 """Calls that `map` has in flight at most."""
 
 _MAP_REFILL = _MAP_WINDOW // 2
-"""It sends new ones when so few are left: several at once, because changing between this thread
-and the one that reads, call by call, costs more than the calls."""
+"""When so few are left it sends several: to change threads for each costs more than the calls."""
 
 
 class Manner(NamedTuple):
@@ -62,6 +61,9 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
 
     Thread-safe. Inside of another persistent function it is the plain function.
     """
+
+    # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
+    __slots__ = ("_derived", "_find_caller", "_identities", "_inline", "_manner", "_options")
 
     def __init__(
         self,

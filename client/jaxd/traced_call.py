@@ -88,10 +88,11 @@ class TracedCall:
             isinstance(other, TracedCall)
             and self.origin.name == other.origin.name
             and self.stages == other.stages
+            and self.outputs == other.outputs
         )
 
     def __hash__(self) -> int:
-        return hash((self.origin.name, self.stages))
+        return hash((self.origin.name, self.stages, self.outputs))
 
     def __repr__(self) -> str:
         """What people see in a jaxpr."""
@@ -104,7 +105,7 @@ class TracedCall:
     def mapped(self, axes: tuple[int | None, ...], size: int) -> TracedCall:
         """The call for many, its outputs along axis 0."""
         outputs = tuple(one._replace(shape=(size, *one.shape)) for one in self.outputs)
-        return self._behind("flat_vmap", {"axes": axes, "size": size}, outputs)
+        return self._behind("flat_vmap", {"axes": axes}, outputs)
 
     def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
         """The tangents of its outputs that have one; those of the given inputs come behind."""

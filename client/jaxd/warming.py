@@ -74,8 +74,11 @@ def encode_warming(
     """
     caller.remember(spec)
     identity = spec.identity
+    met: dict[Any, Any] = {}
     with identity.travelling():
-        skeleton, buffers = encode_specs(args, kwargs, spec.statics, {})
+        skeleton, buffers = encode_specs(args, kwargs, spec.statics, met)
+    if met:
+        identity.reader.learn(met)
     return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
 
 

@@ -115,6 +115,29 @@ def test_what_is_no_tracer_is_data(shared: Client) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
 
 
+@jax.tree_util.register_pytree_node_class
+class Model:
+    """What a client's own script defines."""
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def tree_flatten(self) -> Any:
+        return (self.weights,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Any) -> Model:
+        return cls(*children)
+
+
+def test_objects_come_back_as_the_caller_s_own(shared: Client) -> None:
+    """Of a class that was met among the arguments, although none of them was sent yet."""
+    slope = shared.persistent_call(lambda model, x: (model.weights * x).sum()).grad()
+    found = jax.jit(slope)(Model(X), X + 1)
+    assert type(found) is Model
+    np.testing.assert_array_equal(found.weights, X + 1)
+
+
 def test_a_result_that_jax_does_not_take_apart_here_is_refused(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

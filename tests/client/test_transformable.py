@@ -231,6 +231,12 @@ def test_inside_of_another_function_it_is_what_it_stands_for(shared: Client) -> 
     assert len(set(seen)) == 3
 
 
+def test_what_jax_here_makes_of_it_can_be_made_persistent(shared: Client) -> None:
+    """`jax.grad(f)` holds a copy of what is in `f.__dict__`, where nothing is that stays here."""
+    inner: Any = shared.persistent_call(loss)
+    _equal(shared.persistent_call(jax.grad(inner))(X, Y), jax.jit(jax.grad(loss))(X, Y))
+
+
 def test_donation_is_for_the_function_itself(shared: Client) -> None:
     """Its derivative needs what it would give up."""
     function = shared.persistent_call(lambda x: jnp.sum(x**2), donate_argnums=0)

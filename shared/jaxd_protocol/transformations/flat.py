@@ -7,7 +7,7 @@ the other, on the server.
     flat            inputs: of each leaf, in jax's order, "" for an array, the name of a generator
                     for the numbers of random keys, None for what stays as it is
                     sent: which of the inputs stand in the call; in place of the others is something
-    flat_vmap       axes: of each input, or None; size
+    flat_vmap       axes: of each input, or None
     flat_jvp        given: of each input, whether a tangent of it comes behind
     flat_transpose  linear: of each input, whether the function is linear in it; shapes: of those,
                     shape, dtype and weak type; given: of each output, whether a cotangent of it
@@ -109,10 +109,10 @@ def _numbers(leaf: Any) -> Any:
     return leaf
 
 
-def _mapped(inner: _OfLeaves, *, axes: Sequence[int | None], size: int) -> _OfLeaves:
+def _mapped(inner: _OfLeaves, *, axes: Sequence[int | None]) -> _OfLeaves:
     import jax
 
-    return jax.vmap(inner, in_axes=tuple(axes), axis_size=size)
+    return jax.vmap(inner, in_axes=tuple(axes))
 
 
 def _differentiated(inner: _OfLeaves, *, given: Sequence[bool]) -> _OfLeaves:

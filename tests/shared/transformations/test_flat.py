@@ -70,7 +70,7 @@ def test_what_is_static_or_stays_is_passed_by() -> None:
 
 def test_many_at_once() -> None:
     """Along the axes that jax says; results along the first."""
-    made = flat(loss, ("flat_vmap", {"axes": (1, None), "size": 2}))
+    made = flat(loss, ("flat_vmap", {"axes": (1, None)}))
     equal(made((), XX.T, Y), jax.vmap(loss, (1, None))(XX.T, Y))
 
 
@@ -106,7 +106,7 @@ def test_one_step_upon_the_other() -> None:
         ("flat_jvp", {"given": (True, False)}),
         ("flat_transpose", reverse),
         ("flat_jvp", {"given": (True, False, False)}),
-        ("flat_vmap", {"axes": (None, None, None, 0), "size": 3}),
+        ("flat_vmap", {"axes": (None, None, None, 0)}),
     )
     equal(made((np.float32(1), np.eye(3, dtype="f4")), X, Y), jax.hessian(loss)(X, Y))
 
@@ -141,6 +141,6 @@ def test_keys_travel_as_numbers(impl: str) -> None:
     def drawn(key: Any, x: Any) -> Any:
         return jax.random.normal(key, (3,)) * x, jax.random.fold_in(key, 1)
 
-    made = flat(drawn, ("flat_vmap", {"axes": (0, None), "size": 3}), inputs=(impl, ""))
+    made = flat(drawn, ("flat_vmap", {"axes": (0, None)}), inputs=(impl, ""))
     values, others = jax.vmap(drawn, (0, None))(keys, X)
     equal(made((), numbers, X), values, jax.random.key_data(others))

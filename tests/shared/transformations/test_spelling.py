@@ -57,7 +57,7 @@ def test_what_has_no_place_in_a_key_is_refused(value: Any) -> None:
 def test_people_read_the_last_one_first() -> None:
     """As it would be written in a program; what is as usual is not said."""
     grad = transformation("grad", {"argnums": 1, "has_aux": False})
-    flat = [transformation("flat", {}), transformation("flat_vmap", {"size": 2})]
+    flat = [transformation("flat", {}), transformation("flat_vmap", {"axes": (0,)})]
     vmap = transformation("vmap", {"in_axes": 0, "out_axes": 0})
     assert shown_name("step", [grad, vmap]) == "vmap(grad(step))"
     assert shown_name("step", [grad, *flat]) == "vmap(grad(step))"
