@@ -46,9 +46,11 @@ DOORS = {
 
 # The only files that may import jax or jaxlib when they are imported themselves.
 JAX_AT_IMPORT = (
+    "server/jaxd_server/callback_messages.py",
     "server/jaxd_server/compiler.py",
     "server/jaxd_server/device_memory.py",
     "server/jaxd_server/holdings.py",
+    "server/jaxd_server/jax_callbacks.py",
     "server/jaxd_server/jax_config.py",
     "server/jaxd_server/jax_disk_cache.py",
     "server/jaxd_server/jax_handover.py",

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.arguments import encode_arguments
+from jaxd.callbacks import CalledBack
 from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
@@ -17,7 +18,7 @@ from jaxd.results import Home, ResultsAs
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import ConnectionLost, WorkerLost, WorkerReplaced
+from jaxd_protocol.errors import CallbackError, ConnectionLost, WorkerLost, WorkerReplaced
 from jaxd_protocol.failures import is_failure, rebuild_failure
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Caller(Link):
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         try:
             return self._request(call, deadline)
+        except CalledBack:
+            raise
         except ConnectionLost:
             try:
                 return self._request(call, deadline)
@@ -135,15 +138,20 @@ class Caller(Link):
                     deadline,
                     number,
                     late=late,
+                    about=call,
                 )
                 ready = value[0] != FAILED
-            except BaseException:
+            except BaseException as error:
                 if remote is not None and drops:
                     remote.drops.put_back(drops)  # to tell of them twice does no harm
+                if isinstance(error, ConnectionLost):
+                    self.callbacks.refuse_again(connection, number, call.spec.identity.name)
                 raise
             finally:
                 load.release(value if ready else None)
                 self.progress.finish(connection, number, ready=ready)
+            if not ready:
+                self.callbacks.raise_failure(connection, number, value[1])
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
                 self.leave(connection)
@@ -213,6 +221,20 @@ class Caller(Link):
                 if spec.identity.fingerprint == args[0]:
                     return (), (memoryview(spec.identity.code),)
         raise KeyError(verb)
+
+    def call_back(
+        self,
+        connection: ClientConnection,
+        about: Encoded | None,
+        question: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+    ) -> tuple[Any, Sequence[memoryview]]:
+        """Calls a function of this process, for a program that runs a call of ours."""
+        if about is None:
+            raise CallbackError(
+                "the call that wants a function called back was given up. Nothing is called."
+            )
+        return self.callbacks.run(connection, about, question, buffers)
 
     def event(
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]

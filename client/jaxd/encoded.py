@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxd.inside import is_inside, running
 from jaxd.origin import rows_of
-from jaxd_protocol.calls import MAY_REPEAT, ON_VALUES, STRICT
+from jaxd_protocol.calls import INSIDE, MAY_REPEAT, ON_VALUES, STRICT
 from jaxd_protocol.elsewhere import ABSENT, BLOCK, Row, Stay, pack_rows
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ class Encoded(NamedTuple):
     @property
     def flags(self) -> int:
         """What the server is told about it in one bit each; see `jaxd_protocol.calls`."""
-        return MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
+        flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
+        if running and is_inside():
+            flags |= INSIDE
+        return flags
 
     def message(
         self,

@@ -212,6 +212,7 @@ class Flights:
         pending = Pending(
             lambda pending: self._on_reply(flight, connection, pending),
             attended=flight.ended is not None,
+            about=flight.call,
         )
         flight.pending, was_sent, flight.is_sent = pending, flight.is_sent, True
         try:

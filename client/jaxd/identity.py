@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -130,6 +130,11 @@ class Identity:
                 with shipping(self.archives):
                     self._packed = pack_function(self._function, what, self._walked.reach)
             return self._packed
+
+    def own(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What the function reaches, and what it only gives to be called back, by number."""
+        reach = self._walked.reach
+        return reach.numbered, reach.live
 
     def travelling(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""

@@ -9,6 +9,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd.callbacks import Callbacks
 from jaxd.forking import forget_after_fork
 from jaxd.hearing import Hearing
 from jaxd.notices import Notices
@@ -47,6 +48,7 @@ class Link:
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
         hearing: says here what calls say there.
+        callbacks: runs here what programs call back.
         routes: how large arrays travel.
     """
 
@@ -56,6 +58,7 @@ class Link:
         self.progress = Progress()
         self.notices = Notices()
         self.hearing = Hearing(self.notices, self.progress)
+        self.callbacks = Callbacks()
         self.routes = Routes(shared_pool())
         self.after_fork()
         forget_after_fork(self)

@@ -19,6 +19,15 @@ class Answers(Protocol):
     def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
         """The answer to `describe` or `code`."""
 
+    def call_back(
+        self,
+        connection: ClientConnection,
+        about: Any,
+        question: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+    ) -> tuple[Value, Sequence[memoryview]]:
+        """Calls a function of this process for an open call; `about`: what its `Pending` says."""
+
     def event(
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
@@ -34,14 +43,20 @@ class Pending:
         then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
             that happen twice.
         attended: whether somebody has to read it although nobody waits.
+        about: the call that it is for; None when it is for something else.
     """
 
-    __slots__ = ("attended", "done", "error", "frame", "gates", "then", "value")
+    __slots__ = ("about", "attended", "done", "error", "frame", "gates", "then", "value")
 
     def __init__(
-        self, then: Callable[[Pending], None] | None = None, *, attended: bool = False
+        self,
+        then: Callable[[Pending], None] | None = None,
+        *,
+        attended: bool = False,
+        about: Any = None,
     ) -> None:
         self.attended = attended
+        self.about = about
         self.done = False
         self.value: Value = None
         self.frame: Frame | None = None

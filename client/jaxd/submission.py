@@ -66,6 +66,7 @@ class Submission:
                 load.buffers,
                 lambda pending: self._arrived(connection, number, pending),
                 number,
+                self._call,
             )
         except ConnectionLost:
             if self._repeated:
@@ -99,7 +100,7 @@ class Submission:
         self._reply = pending.value if ready else None
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
-            return self._lost()
+            return self._lost((connection, number))
         failed = pending.error is None and not ready
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
@@ -108,6 +109,8 @@ class Submission:
         try:
             if self._caller.notices.waiting:
                 self._caller.notices.issue(connection, number)
+            if failed:
+                self._caller.callbacks.raise_failure(connection, number, pending.value[1])
             if replaced and self._workers < MAX_WORKERS and not self._call.buffers:
                 self._workers += 1
                 return self._again()
@@ -120,10 +123,14 @@ class Submission:
                 self.future.set_result(result)
         return None
 
-    def _lost(self) -> None:
+    def _lost(self, flight: tuple[ClientConnection, int]) -> None:
         """Repeats the call once."""
         if self.future.done():
-            return  # it was cancelled, or its deadline has passed
+            return None  # it was cancelled, or its deadline has passed
+        try:
+            self._caller.callbacks.refuse_again(*flight, self._call.spec.identity.name)
+        except ConnectionLost as error:
+            return self._fail(error)
         if self._repeated:
             self._fail(lost_twice(self._call))
         elif self._call.buffers:
@@ -136,6 +143,7 @@ class Submission:
         else:
             self._repeated = True
             self._again()
+        return None
 
     def _again(self) -> None:
         self._flight = None

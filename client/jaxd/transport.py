@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rpyc.core.service import VoidService
 
@@ -89,6 +89,7 @@ class ClientConnection(SharedReading):
         number: int | None = None,
         descriptors: Sequence[int] = (),
         late: Callable[[Pending], None] = ignore,
+        about: Any = None,
     ) -> tuple[Value, Frame]:
         """The server's reply, and the frame with its buffers.
 
@@ -101,6 +102,7 @@ class ClientConnection(SharedReading):
             descriptors: open files that the server is given.
             late: called, by whoever reads, when the caller was interrupted or the deadline has
                 passed, and the reply comes all the same.
+            about: the call that it is for, if it is for one.
 
         Raises:
             ConnectionLost: when the connection ended before the reply came.
@@ -108,7 +110,7 @@ class ClientConnection(SharedReading):
             LimitExceeded: when the request is larger than the server takes.
         """
         seq = next(self.numbers) if number is None else number
-        pending = self._pending[seq] = Pending()
+        pending = self._pending[seq] = Pending(about=about)
         try:
             self._send(seq, verb, args, buffers, descriptors)
             self._wait(pending, deadline)
@@ -124,6 +126,7 @@ class ClientConnection(SharedReading):
         buffers: Sequence[memoryview],
         then: Callable[[Pending], None],
         number: int,
+        about: Any = None,
     ) -> None:
         """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
 
@@ -131,7 +134,7 @@ class ClientConnection(SharedReading):
             ConnectionLost: when it could not be sent and `then` was not called.
             LimitExceeded: when the request is larger than the server takes.
         """
-        pending = self._pending[number] = Pending(then, attended=True)
+        pending = self._pending[number] = Pending(then, attended=True, about=about)
         with self._lock:
             self._unattended += 1
         try:
@@ -264,19 +267,34 @@ class ClientConnection(SharedReading):
             return
         # in a thread of its own: an answer may be large, and whoever reads must go on reading
         threading.Thread(
-            target=self._answer, args=(seq, verb, args), name="jaxd-answer", daemon=True
+            target=self._answer, args=(seq, verb, args, frame), name="jaxd-answer", daemon=True
         ).start()
 
-    def _answer(self, seq: int, verb: str, args: tuple[Value, ...]) -> None:
+    def _answer(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         try:
-            self.send_reply(seq, *self._question(verb, args))
+            self.send_reply(seq, *self._question(verb, args, frame))
         except (EOFError, JaxdError, KeyError):
             self.shut()  # the server must not wait for an answer that does not come
 
-    def _question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
+    def _question(
+        self, verb: str, args: tuple[Value, ...], frame: Frame
+    ) -> tuple[Value, Sequence[memoryview]]:
+        if verb == "callback":
+            return self._called_back(args, frame)
         try:
             return self._answers.question(verb, args)
         except PackingError as error:  # the call that it is asked for fails with it
+            return (FAILED, describe_failure(error)), ()
+
+    def _called_back(
+        self, args: tuple[Value, ...], frame: Frame
+    ) -> tuple[Value, Sequence[memoryview]]:
+        """Whatever happens in a function of the user's, the program that called it is told."""
+        pending = self._pending.get(args[0])
+        about = None if pending is None else pending.about
+        try:
+            return self._answers.call_back(self, about, args, frame.buffers)
+        except BaseException as error:  # noqa: BLE001  see above
             return (FAILED, describe_failure(error)), ()
 
     def after_fork(self) -> None:

@@ -30,11 +30,13 @@ class Arrival:
         function: the callable.
         doubt: why it is not what its key says, for people; None when it is.
         objects: everything it reaches that has a number in the walk, by number.
+        live: what it only gives to be called back, by number.
     """
 
     function: Callable[..., Any]
     doubt: str | None = None
     objects: tuple[Any, ...] = ()
+    live: tuple[Any, ...] = ()
 
 
 def receive(
@@ -79,7 +81,7 @@ def receive(
     objects = tuple(walked.reach.numbered)
     if doubt is None:  # else the numbers may not be those of the client
         homes.add(meaning.fingerprint, objects)
-    return Arrival(arrived.function, doubt, objects)
+    return Arrival(arrived.function, doubt, objects, tuple(walked.reach.live))
 
 
 def _is_right(name: ClassId, cls: type, there: There, archives: Any) -> bool:

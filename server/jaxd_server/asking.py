@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -10,6 +11,8 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.wire import Frame, Value
+from jaxd_server.aims import Aim
+from jaxd_server.callback_messages import pack_callback, read_callback
 from jaxd_server.functions import Described
 
 __all__ = ["Asking"]
@@ -22,6 +25,11 @@ class _Peer(Protocol):
 
     def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
         """The client's answer."""
+
+    def ask_patiently(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> tuple[Value, Frame]:
+        """The client's answer, however long that takes it."""
 
     def tell(self, verb: str, *args: Value) -> None:
         """Sends what has no answer, and may be left out."""
@@ -67,6 +75,27 @@ class Asking:
         if len(frame.buffers) != 1:
             raise ProtocolError("the client sent no code for a function that it called.")
         return frame.buffers[0]
+
+    def call_back(
+        self,
+        aim: Aim,
+        held: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        wants_result: bool,
+    ) -> Any:
+        """Has the client call a function of its own; its result, arrays as numpy's.
+
+        Raises:
+            ConnectionLost: when the client goes away first.
+            Exception: what the function raises.
+        """
+        asked, buffers = pack_callback(aim, held, args, kwargs)
+        question = (self._number, *asked, int(wants_result))
+        with self._connection.parked():
+            value, frame = self._connection.ask_patiently("callback", question, buffers)
+        return read_callback(value, frame.buffers) if wants_result else None
 
     def waiting(self) -> AbstractContextManager[None]:
         """Within it the call waits for its client, or for another call's."""

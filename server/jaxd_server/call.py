@@ -51,6 +51,8 @@ class Call:
         deliver: what becomes of its result; by default it goes home whole.
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
+        inside: whether it is made by something that a program has called back.
+        call_back: calls a function in the process of its client, see `Asking.call_back`.
         session: whose call it is.
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
         stay: what of its result is to stay; None: nothing.
@@ -74,6 +76,8 @@ class Call:
     deliver: Deliver = deliver_home
     strict: bool = False
     warm_only: bool = False
+    inside: bool = False
+    call_back: Callable[..., Any] | None = None
     session: Session = _NOBODY
     elsewhere: bytes = b""
     stay: Stay | None = None

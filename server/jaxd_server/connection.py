@@ -8,13 +8,13 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, ON_VALUES, STRICT, WARM
+from jaxd_protocol.calls import FAILED, INSIDE, MAY_REPEAT, ON_VALUES, STRICT, WARM
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import (
     InternalError,
@@ -155,6 +155,8 @@ class ServerConnection(BulkConnection):
             )
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
+            call.call_back = source.call_back
+            call.inside = bool(flags & INSIDE)
             call.session = self._session
             call.holdings = self._own.holdings
             if stay:
@@ -264,6 +266,22 @@ class ServerConnection(BulkConnection):
         """The client's answer to `verb`; see `Questions.ask`."""
         seq = next(self.numbers)
         return self._questions.ask(seq, lambda: self.send_request(seq, verb, args))
+
+    def ask_patiently(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> tuple[Value, Frame]:
+        """As `ask`, with buffers, of what takes the client as long as it likes."""
+        seq = next(self.numbers)
+
+        def send() -> None:  # behind what the call has said
+            try:
+                self.send_request(seq, verb, args, buffers)
+            except EOFError:
+                return  # then the question fails as well
+            except JaxdError as error:
+                self._questions.answer(seq, str(error), True, Frame())
+
+        return self._questions.ask(seq, lambda: self._outbox.put(send), patiently=True)
 
     @contextmanager
     def parked(self) -> Iterator[None]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
+from jaxd_server.aims import Aims
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.functions import Function, Functions
+from jaxd_server.jax_callbacks import aiming
 from jaxd_server.jax_disk_cache import bypassed, hits_here
 from jaxd_server.jax_handover import NotHandedOver
 from jaxd_server.logs import log_event
@@ -175,9 +177,12 @@ class Maker:
     ) -> Made:
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
-        lowered = self._compiler.lower(
-            function.function, function.name, function.options, arguments, structure, call.emit
-        )
+        assert function.arrival is not None
+        aims = Aims(function.name, function.arrival.objects, function.arrival.live)
+        with aiming(aims):
+            lowered = self._compiler.lower(
+                function.function, function.name, function.options, arguments, structure, call.emit
+            )
         return self._finish(function, name, call, arguments, recorded, lowered, started)
 
     def _build_elsewhere(

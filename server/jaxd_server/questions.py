@@ -24,8 +24,15 @@ class Questions:
         self._open: dict[int, Future[tuple[Value, Frame]]] = {}
         self._closed = False
 
-    def ask(self, seq: int, send: Callable[[], None]) -> tuple[Value, Frame]:
+    def ask(
+        self, seq: int, send: Callable[[], None], *, patiently: bool = False
+    ) -> tuple[Value, Frame]:
         """The client's answer to question `seq`, and the frame with its buffers.
+
+        Args:
+            seq: its number.
+            send: sends it.
+            patiently: whether the client may take as long as it likes.
 
         For threads that answer a call, which is parked meanwhile; never for the reading one.
 
@@ -38,7 +45,7 @@ class Questions:
             if self._closed:
                 raise ConnectionLost("the client went away")
             send()
-            value, frame = question.result(QUESTION_S)
+            value, frame = question.result(None if patiently else QUESTION_S)
         except TimeoutError as error:
             raise ConnectionLost(
                 f"the client did not answer within {QUESTION_S:.0f} s what its function is. "

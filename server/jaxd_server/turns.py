@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Final
 
-from jaxd_protocol.errors import DeadlineExceeded
+from jaxd_protocol.errors import CallbackError, DeadlineExceeded
+from jaxd_server.aims import Aim
 from jaxd_server.call import Call
 from jaxd_server.jax_programs import wait_for_effects
 from jaxd_server.run import Run
 from jaxd_server.said import tell_once
 from jaxd_server.voices import Voice, give_the_floor
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "call_client"]
 
 
 class Turns:
@@ -46,13 +48,61 @@ class Turns:
     def _of(self, call: Call) -> Iterator[None]:
         """Within it, it is the turn of this call; waits until it is."""
         left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
+        if call.inside:  # the turn is its own client's, until this call is over
+            left_s = 0.0 if any(one.session is call.session for one in _running) else _INSIDE_S
         if not self._turn.acquire(timeout=left_s):
+            if call.inside:
+                raise CallbackError(
+                    "a function that a program has called back called a persistent function that "
+                    "has callbacks itself: one would wait for the other. Call it after the first "
+                    "one has returned."
+                )
             raise DeadlineExceeded(
                 "the call's timeout_s passed while other programs with callbacks ran. Give it "
                 "more time, or call again."
             )
+        _running.append(call)
         try:
             with give_the_floor(Voice(call.emit)):
                 yield
         finally:
+            _running.remove(call)
             self._turn.release()
+
+
+_INSIDE_S: Final = 5.0
+"""How long a call from inside of a callback waits for others: it may be waiting for itself."""
+
+_running: list[Call] = []
+"""The call whose turn it is. In tests there may be several servers in one process."""
+
+
+def call_client(
+    aim: Aim,
+    held: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    wants_result: bool,
+) -> Any:
+    """Calls a function in the process whose call runs now; its result.
+
+    Args:
+        aim: which function, see `aims`.
+        held: the arrays in it.
+        args: what it is called with.
+        kwargs: the same by name.
+        wants_result: whether anybody looks at the result.
+
+    Raises:
+        CallbackError: when no call runs, or its client cannot be called.
+        Exception: what the function raises.
+    """
+    running = _running[-1:]
+    call_back = running[0].call_back if running else None
+    if call_back is None:
+        raise CallbackError(
+            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
+            "values that are computed, so that it is called when the program runs."
+        )
+    return call_back(aim, held, args, kwargs, wants_result=wants_result)

@@ -69,11 +69,13 @@ class Worker:
 
     def open(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax, builds the parts, and accepts clients from then on."""
+        from jaxd_server.jax_callbacks import have_clients_called_back
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
         self._parts = Parts(self._options, self._counters, self.report, self.renew)
         prepare_for_user_code()
         hear_user_code()
+        have_clients_called_back()
         self._parts.settle()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])

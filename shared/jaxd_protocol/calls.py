@@ -38,7 +38,12 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
     server → client, while one of the client's calls is open
       describe(key) → (name, options, meaning)          what is this function?
       code(fingerprint) → () [packed function]          its call waits meanwhile
-      event(number, kind, JSON)               progress of the request `number`; no reply
+      event(number, kind, JSON)               progress of the request `number`, and what its
+                                              function prints, warns of and logs; no reply
+      callback(number, skeleton, blob, wanted) [arrays] → (skeleton, blob) [arrays]
+              calls a function of the client for the program that answers the request `number`;
+              as in a result: (aim, args, kwargs), see jaxd_server.aims; back as in arguments:
+              (result,)
 
 Who cannot answer says (FAILED, failure) instead. `[pickles]` are the buffers of the
 skeleton's `P` leaves alone: of each its pickle, then what travels beside that.
@@ -63,6 +68,7 @@ __all__ = [
     "CONFIG_DEFAULTS",
     "CONFIG_FIXED",
     "FAILED",
+    "INSIDE",
     "MAY_REPEAT",
     "OK",
     "ON_VALUES",
@@ -88,6 +94,9 @@ WARM: Final = 4
 
 ON_VALUES: Final = 8
 """Flag of a call: it refers to values, so it runs in order with its session's others, and once."""
+
+INSIDE: Final = 16
+"""Flag of a call: it is made by something that a program of the same client has called back."""
 
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,

@@ -12,6 +12,7 @@ __all__ = [
     "ArgumentError",
     "AuthenticationFailed",
     "Busy",
+    "CallbackError",
     "Cancelled",
     "CannotListen",
     "CompileAdvice",
@@ -131,6 +132,12 @@ class ValuesFull(JaxdError, MemoryError):
 
 class NotInteractive(JaxdError, RuntimeError):
     """A function called `input()` or `breakpoint()`, and the server has no terminal."""
+
+    blame = "function"
+
+
+class CallbackError(JaxdError, RuntimeError):
+    """A program cannot call back a function of its client."""
 
     blame = "function"
 

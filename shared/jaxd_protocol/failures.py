@@ -20,6 +20,8 @@ Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text)"""
 
 _MAX_TEXT: Final = 1 << 20
+_MADE_BY_INIT: Final = frozenset({("jax.errors", "JaxRuntimeError")})
+"""Types that cannot be shown without what their `__init__` sets, which does nothing else."""
 
 
 class ForwardedFailure(Exception):
@@ -105,10 +107,10 @@ def _loaded_exception(module: str, name: str) -> type[Exception] | None:
 
 
 def _foreign_error(kind: type[Exception], message: str, args: bytes | None) -> BaseException | None:
-    """An instance with these `args`; but for Python's own types without calling `__init__`."""
+    """An instance with these `args`; but for few types without calling `__init__`."""
     values = load_literal(args, 0)[0] if args is not None else (message,)
     try:
-        if kind.__module__ == "builtins":
+        if kind.__module__ == "builtins" or (kind.__module__, kind.__name__) in _MADE_BY_INIT:
             error = kind(*values)
         else:
             error = kind.__new__(kind, *values)

@@ -23,6 +23,9 @@ class Nobody:
     def question(self, verb: str, args: tuple[Any, ...]) -> Any:
         raise KeyError(verb)
 
+    def call_back(self, *_: Any) -> Any:
+        raise AssertionError("no call is open")
+
     def event(self, *_: Any) -> None:
         raise AssertionError("no call is open")
 

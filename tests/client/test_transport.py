@@ -28,6 +28,11 @@ class Answering:
             return ("described", *args), (memoryview(b"beside"),)
         raise KeyError(verb)
 
+    def call_back(self, connection: Any, about: Any, question: Any, buffers: Any) -> Any:
+        if about is None:
+            raise KeyError("no call")
+        return ((about, *question), (memoryview(b"beside"),))
+
     def event(self, connection: Any, number: int, kind: str, content: Any) -> None:
         self.events.append((number, kind, content))
 

@@ -32,6 +32,11 @@ class Connection:
         """Notes it."""
         self.asked.append((verb, *args))
 
+    def ask_patiently(self, verb: str, args: Any, buffers: Any) -> tuple[Any, Frame]:
+        """The same."""
+        self.asked.append((verb, *args, buffers))
+        return self.answer
+
     def say(self, verb: str, *args: Any) -> None:
         """Notes it, and that it was not to be left out."""
         self.asked.append(("said", verb, *args))

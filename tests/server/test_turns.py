@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import DeadlineExceeded
+from jaxd_protocol.errors import CallbackError, DeadlineExceeded
+from jaxd_server import turns as module
 from jaxd_server.run import Run
+from jaxd_server.sessions import Session
 from jaxd_server.turns import Turns
 from jaxd_server.voices import current_voice
 from tests.server import builds
@@ -85,3 +87,22 @@ def test_nobody_waits_longer_than_his_client(make_run: Callable[..., Run]) -> No
     with pytest.raises(KeyError):
         turns.start(make_run(calls_back=True), too_late)
     turns.start(make_run(calls_back=True), lambda _: None)
+
+
+def test_a_call_from_inside_of_a_callback_does_not_wait_for_itself(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where the turn is its own session's; soon where it may be."""
+    turns, inner = Turns(), make_run(calls_back=True)
+    monkeypatch.setattr(module, "_INSIDE_S", 0.01)
+    inner.call.inside = True
+
+    def call_back(outer: Run) -> None:
+        with pytest.raises(CallbackError, match="one would wait for the other"):
+            turns.start(inner, lambda _: None)
+        inner.call.session = Session("another", "")
+        with pytest.raises(CallbackError, match="one would wait for the other"):
+            turns.start(inner, lambda _: None)
+
+    turns.start(make_run(calls_back=True), call_back)
+    turns.start(inner, lambda _: None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.fingerprint.callbacks import GIVEN, given_to_callbacks
 from jaxd_protocol.fingerprint.chains import Bound, Instruction, Instructions, Step, Steps
 from jaxd_protocol.fingerprint.tokens import constant, digest
 
@@ -130,12 +131,19 @@ class _Reader:
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self.inner: list[CodeFacts] = []
+        self.given, self.made = given_to_callbacks(code)
 
     def facts(self) -> CodeFacts:
         content = self._digest()
         for at, each in enumerate(self.instructions):
             self._look(at, each)
+        later: list[tuple[CodeFacts, CodeType]] = []
         for inner, nested in zip(self.inner, self._nested(), strict=True):
+            if self._may_be_given(nested.co_name):
+                later.append((inner, nested))
+            else:
+                self._join(inner, nested)
+        for inner, nested in later:  # once it is known what else is done with them
             self._join(inner, nested)
         return CodeFacts(
             content,
@@ -223,12 +231,18 @@ class _Reader:
         self.stored[name] = self.stored.get(name, 0) + 1
 
     def _variable(self, name: str, at: int) -> None:
-        steps, _ = self.instructions.chain(at + 1)
+        steps, _ = self._chain(at)
         self.uses.add(name, steps, self.instructions[at].line)
+
+    def _chain(self, at: int) -> tuple[Steps, int]:
+        """The steps from what is loaded there, and where they end."""
+        if self.instructions[at].offset in self.given:
+            return GIVEN, at + 1
+        return self.instructions.chain(at + 1)
 
     def _global(self, at: int, each: Instruction) -> None:
         self.names[each.value] = None
-        steps, end = self.instructions.chain(at + 1)
+        steps, end = self._chain(at)
         self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
 
     def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
@@ -251,7 +265,26 @@ class _Reader:
 
     # nested code ------------------------------------------------------------------------------
 
+    def _may_be_given(self, name: str) -> bool:
+        """Whether nothing is done, so far, with a variable but giving it to be called back."""
+        is_own = name in self.code.co_varnames or name in self.code.co_cellvars
+        others = self.uses.reads.get(name, {}).keys() - {GIVEN}
+        return is_own and name not in self.uses.whole and not others
+
+    def _is_given(self, code: CodeType) -> bool:
+        """Whether a nested function is only given to be called back."""
+        if id(code) in self.made:
+            return True
+        name = code.co_name
+        same = [each for each in self._nested() if each.co_name == name]
+        is_certain = len(same) == self.stored.get(name) == 1
+        return is_certain and name in self.uses.reads and self._may_be_given(name)
+
     def _join(self, inner: CodeFacts, code: CodeType) -> None:
+        if self._is_given(code):
+            for name in code.co_freevars:
+                self.uses.add(name, GIVEN, 0)
+            return
         self.names.update(dict.fromkeys(inner.names))
         for read in inner.reads:
             self._read(*read)

@@ -16,8 +16,9 @@ __all__ = ["Bound", "Instruction", "Instructions", "Step", "Steps"]
 
 Step = tuple[str, Any]
 """`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
-that is assigned, `("c", constant)` called with this constant as its first argument, `("+", None)`
-after an attribute or item that is read and then assigned, as in ``CONFIG["n"] += 1``."""
+that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
+constant as its first argument, `("+", None)` after an attribute or item that is read and then
+assigned, as in ``CONFIG["n"] += 1``."""
 
 Steps = tuple[Step, ...]
 
@@ -60,6 +61,7 @@ class Instruction(NamedTuple):
         arg: the number in the bytecode.
         line: where it stands.
         target: whether a jump leads here.
+        offset: in the bytecode.
     """
 
     op: str
@@ -67,6 +69,7 @@ class Instruction(NamedTuple):
     arg: int
     line: int
     target: bool
+    offset: int = -1
 
 
 class Instructions(list[Instruction]):
@@ -81,7 +84,9 @@ class Instructions(list[Instruction]):
             target = target or each.is_jump_target
             if each.opname in _SILENT:
                 continue  # a jump to a prefix is a jump to what it prefixes
-            self.append(Instruction(each.opname, each.argval, each.arg or 0, line, target))
+            self.append(
+                Instruction(each.opname, each.argval, each.arg or 0, line, target, each.offset)
+            )
             target = False
 
     def loads_constant(self, index: int) -> bool:

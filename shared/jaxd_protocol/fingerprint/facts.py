@@ -107,6 +107,7 @@ class Reach:
         objects: whatever else was reached and has to be kept alive, because its `id` stands for it:
             classes, and what these lead to.
         archives: the user's packages that travel as files, when there are any.
+        live: what is only given to be called back: it stays where it is, whatever it holds.
     """
 
     slices: dict[int, Slice] = field(default_factory=dict)
@@ -119,6 +120,7 @@ class Reach:
     numbered: list[Any] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     archives: Archives | None = None
+    live: list[Any] = field(default_factory=list)
 
     def absorb(self, part: Reach) -> None:
         """Adds what a part of the walk has reached."""

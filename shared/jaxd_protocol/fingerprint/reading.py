@@ -106,6 +106,9 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
         written: whether the walked code itself changes what they lead to.
     """
     while steps and steps[0][0] != "+":
+        if steps[0][0] == "!":
+            walk.live(value)
+            return
         taken = (
             _take(walk, value, steps) if steps[1:] != _ASSIGNED else _unwatched(walk, value, steps)
         )

@@ -20,6 +20,7 @@ from jaxd_protocol.fingerprint.findings import Findings, shown
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.world import World
+from jaxd_protocol.live import Live
 
 __all__ = ["CyclicClasses", "Walk", "Walked", "shown"]
 
@@ -76,6 +77,7 @@ class Walk(Findings):
         self._ignore = frozenset(ignore)
         self._stream = bytearray(world.salt)
         self._numbers: dict[int, int] = {}
+        self._live: dict[int, int] = {}
         self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
         self._depth = 0
         self._is_inner = False
@@ -95,6 +97,7 @@ class Walk(Findings):
         self._drain()
         if self.archives is not None and not self._is_inner:
             self._end_archive()
+        self._leave_live()
         if not self.is_shared:
             self._stream += os.urandom(DIGEST_SIZE)
         self.guards.settle()
@@ -177,6 +180,26 @@ class Walk(Findings):
             trail = self._trail if name is None or name == self._trail[-1] else (*self._trail, name)
             self._queue.append((body, value, number, self.label, self.where, trail))
         self._stream += b"@%d;" % number
+
+    def live(self, value: Any) -> None:
+        """Appends that something is given to be called back, and nothing of its content."""
+        if self._is_inner:
+            self.emit(value)  # a class means the same wherever it is
+            return
+        self.tag("live")
+        if type(value) in ATOMS:
+            return
+        number = self._live.get(id(value))
+        if number is None:
+            number = self._live[id(value)] = len(self._live)
+            self.reach.live.append(value)
+        self._stream += b"!%d;" % number
+
+    def _leave_live(self) -> None:
+        """What is only given to be called back does not travel."""
+        for number, value in enumerate(self.reach.live):
+            if id(value) not in self._numbers:
+                self.reach.stand_ins[id(value)] = Live(number)
 
     def nested(self, value: Any, body: Body) -> None:
         """Appends the content of a value without identity here, or later when it lies too deep."""

@@ -1,0 +1,137 @@
+"""Finds the function that a server's program calls back: among what this process's own reaches.
+
+The forms of an aim are described where servers make them, in `jaxd_server.aims`. Nothing is
+imported or unpickled here because a server says so, and no code is run but this process's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final
+
+from jaxd_protocol.errors import CallbackError, ProtocolError
+
+__all__ = ["find"]
+
+Aim = tuple[Any, ...]
+
+
+def find(aim: Aim, objects: Sequence[Any], live: Sequence[Any]) -> Any:
+    """What a server aims at.
+
+    Args:
+        aim: as it came from the server.
+        objects: what the function that was called reaches, by number.
+        live: what it only gives to be called back, by number.
+
+    Raises:
+        ProtocolError: when the aim cannot be meant for this function.
+        CallbackError: when there is no such thing here.
+    """
+    return _Finder(objects, live).at(aim)
+
+
+class _Finder:
+    def __init__(self, objects: Sequence[Any], live: Sequence[Any]) -> None:
+        self._objects = objects
+        self._live_objects = live
+
+    def at(self, aim: Aim) -> Any:
+        """What is there."""
+        try:
+            kind, *rest = aim
+            return self._KINDS[kind](self, *rest)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                "the server wants a function called that this process does not have. Install the "
+                "same jaxd on both sides."
+            ) from error
+
+    def _live(self, number: int, names: Sequence[str]) -> Any:
+        found = self._live_objects[_natural(number)]
+        for name in names:
+            found = self._attribute(found, name)
+        return found
+
+    def _object(self, number: int) -> Any:
+        return self._objects[_natural(number)]
+
+    def _get(self, owner: Aim, name: str) -> Any:
+        return self._attribute(self.at(owner), name)
+
+    def _attribute(self, owner: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise ValueError(name)
+        try:
+            return getattr(owner, name)
+        except AttributeError as error:
+            raise CallbackError(
+                f"a function is to be called back that is not there any more: {error}. Do not "
+                "remove it while programs run that call it."
+            ) from error
+
+    def _partial(self, function: Aim, args: Sequence[Aim], named: Mapping[str, Aim]) -> Any:
+        given = {name: self.at(each) for name, each in named.items()}
+        return functools.partial(self.at(function), *map(self.at, args), **given)
+
+    def _made(
+        self,
+        owner: Aim,
+        path: Sequence[int],
+        cells: Sequence[Aim],
+        defaults: Aim | None,
+        keywords: Aim | None,
+    ) -> FunctionType:
+        """A function that the code of another one would make: of that code, in its globals."""
+        maker = self.at(owner)
+        code = maker.__code__
+        for index in path:
+            nested = [each for each in code.co_consts if isinstance(each, CodeType)]
+            code = nested[_natural(index)]
+        closure = tuple(self._cell_of(each) for each in cells)
+        function = FunctionType(code, maker.__globals__, code.co_name, None, closure)
+        function.__defaults__ = None if defaults is None else self.at(defaults)
+        function.__kwdefaults__ = None if keywords is None else self.at(keywords)
+        function.__qualname__ = code.co_qualname
+        return function
+
+    def _cell_of(self, aim: Aim) -> CellType:
+        if aim[0] == "cell":
+            _, owner, index = aim
+            cell = self.at(owner).__closure__[_natural(index)]
+            assert isinstance(cell, CellType)
+            return cell
+        return CellType(self.at(aim))
+
+    def _items(self, kind: str, items: Sequence[Aim]) -> Any:
+        return _CONTAINERS[kind](map(self.at, items))
+
+    def _array(self, value: Any) -> Any:
+        import numpy
+
+        return numpy.array(value)
+
+    def _value(self, value: Any) -> Any:
+        return value
+
+    _KINDS: Final[dict[str, Callable[..., Any]]] = {
+        "live": _live,
+        "object": _object,
+        "get": _get,
+        "partial": _partial,
+        "made": _made,
+        "items": _items,
+        "array": _array,
+        "value": _value,
+    }
+
+
+_CONTAINERS: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "dict": dict}
+
+
+def _natural(number: int) -> int:
+    if number < 0:
+        raise IndexError(number)
+    return number

@@ -1,0 +1,121 @@
+"""What a server's program calls back runs here: on this process's own objects, as they are now."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.aims import find
+from jaxd.arguments import encode_arguments
+from jaxd.forking import forget_after_fork
+from jaxd.inside import inside
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.statics import NO_STATICS
+
+if TYPE_CHECKING:
+    from jaxd.encoded import Encoded
+
+__all__ = ["Callbacks", "CalledBack"]
+
+_MAX_CALLS: Final = 256
+
+
+class CalledBack(ConnectionLost):
+    """As `ConnectionLost`, of a call that is not to be repeated by itself."""
+
+
+class Callbacks:
+    """Runs what programs of one server call back. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the calls of the parent, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards _called
+        self._called: OrderedDict[tuple[object, int], BaseException | None] = OrderedDict()
+
+    def run(
+        self,
+        connection: object,
+        call: Encoded,
+        question: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+    ) -> tuple[Any, Sequence[memoryview]]:
+        """Calls a function of this process; what it returns, for the server.
+
+        Args:
+            connection: over which the call was made.
+            call: the call.
+            question: its number, what is to be called with what, whether its result is wanted.
+            buffers: the rest of it.
+
+        Raises:
+            BaseException: what the function raises; it is kept for the caller as well.
+        """
+        if tuple(map(type, question)) != (int, bytes, bytes, int):
+            raise ProtocolError("the server calls back in a way that this client does not know.")
+        number, skeleton, blob, wants_result = question
+        self._note(connection, number, None)
+        try:
+            with inside():
+                result = self._call(call, skeleton, blob, buffers)
+            return _encoded(call, result if wants_result else None)
+        except BaseException as error:
+            self._note(connection, number, error)
+            raise
+
+    def _call(
+        self, call: Encoded, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]
+    ) -> Any:
+        identity = call.spec.identity
+        with identity.travelling():
+            aim, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
+        function = find(aim, *identity.own())
+        return function(*args, **kwargs)
+
+    def _note(self, connection: object, number: int, error: BaseException | None) -> None:
+        with self._lock:
+            self._called[connection, number] = error
+            if len(self._called) > _MAX_CALLS:
+                self._called.popitem(last=False)
+
+    def forget(self, connection: object, number: int) -> tuple[bool, BaseException | None]:
+        """Whether a call has called back, and what the last function raised that it called."""
+        name = (connection, number)
+        with self._lock:
+            return name in self._called, self._called.pop(name, None)
+
+    def refuse_again(self, connection: object, number: int, name: str) -> None:
+        """Returns when a call that was lost may be made once more.
+
+        Raises:
+            CalledBack: when it has called back: its effects must not happen twice.
+        """
+        has_called, _ = self.forget(connection, number)
+        if has_called:
+            raise CalledBack(
+                f"the connection to the server ended while {name} was running, after it had called "
+                "back functions of this process. It is not repeated by itself, because their "
+                "effects would happen twice. Call it again if that does no harm."
+            )
+
+    def raise_failure(self, connection: object, number: int, failure: Any) -> None:
+        """Returns when a call has failed for other reasons than what it has called back.
+
+        Raises:
+            BaseException: what became of the call, from what the function here has raised.
+        """
+        _, error = self.forget(connection, number)
+        if error is not None:
+            raise rebuild_failure(failure) from error
+
+
+def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:
+    with call.spec.identity.travelling():
+        encoded = encode_arguments((result,), {}, NO_STATICS, {})
+    return (encoded.skeleton, encoded.blob), encoded.buffers

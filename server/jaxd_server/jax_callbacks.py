@@ -1,0 +1,141 @@
+"""The private names of jax around host callbacks: what a program calls, its client runs.
+
+`jax.debug.callback` and `io_callback` come down to two primitives, each of which has the function
+as a parameter. There it is exchanged for one that asks the client whose turn it is. What
+`pure_callback` and `jax.debug.print` call stays here.
+
+Verified on jax 0.10.2 and 0.11.2 by tests/server/test_jax_callbacks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import jax
+from jax._src import callback as jax_callback
+from jax._src import debugging
+
+from jaxd_protocol.errors import CallbackError
+from jaxd_server.aims import Aims, stays_here
+from jaxd_server.turns import call_client
+
+__all__ = ["Remote", "aiming", "calling_nobody", "have_clients_called_back"]
+
+_aims: ContextVar[Aims | None] = ContextVar("aims", default=None)
+_calls_nobody: ContextVar[bool] = ContextVar("calls nobody", default=False)
+
+
+@contextmanager
+def aiming(aims: Aims) -> Iterator[None]:
+    """Within it, what is traced has its callbacks run in the process of its client."""
+    token = _aims.set(aims)
+    try:
+        yield
+    finally:
+        _aims.reset(token)
+
+
+@contextmanager
+def calling_nobody() -> Iterator[None]:
+    """Within it, what is run step by step calls no client: it has been called already."""
+    token = _calls_nobody.set(True)
+    try:
+        yield
+    finally:
+        _calls_nobody.reset(token)
+
+
+def have_clients_called_back() -> None:
+    """Exchanges what programs call back, from now on and where `aiming` is in force."""
+    for primitive, exchange in _EXCHANGES.items():
+        if "bind" not in vars(primitive):
+            primitive.bind = _Bind(primitive.bind, exchange)
+
+
+class _Bind:
+    """In the place of a primitive's `bind`."""
+
+    def __init__(self, bind: Callable[..., Any], exchange: Callable[[Aims, Any], Any]) -> None:
+        self._bind = bind
+        self._exchange = exchange
+
+    def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
+        if _calls_nobody.get():
+            return self._not_called()
+        aims = _aims.get()
+        if aims is not None:
+            callback = self._exchange(aims, callback)
+        return self._bind(*args, callback=callback, **params)
+
+    def _not_called(self) -> list[Any]:
+        """Nothing; that is what `jax.debug.callback` returns.
+
+        Raises:
+            CallbackError: where a value is expected.
+        """
+        if self._exchange is _exchange_io:
+            raise CallbackError("a value of the client's is not asked for twice.")
+        return []
+
+
+class Remote:
+    """Calls a function of the client that runs the program.
+
+    Args:
+        aims: finds out where it is there.
+        function: what was given to jax.
+        wants_result: whether anybody looks at what it returns.
+    """
+
+    def __init__(self, aims: Aims, function: Any, *, wants_result: bool) -> None:
+        self._aim, self._held = aims.at(function)
+        self._wants_result = wants_result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In a thread of XLA's; see `call_client`."""
+        return call_client(self._aim, self._held, args, kwargs, wants_result=self._wants_result)
+
+
+def _exchange_io(aims: Aims, callback: Any) -> Any:
+    function = callback.callback_func
+    if isinstance(function, Remote) or stays_here(function):
+        return callback
+    return type(callback)(Remote(aims, function, wants_result=True), callback.in_tree)
+
+
+def _exchange_debug(aims: Aims, callback: Any) -> Any:
+    """jax closes over function, structure and what is no array among the arguments."""
+    if isinstance(callback, _Flat):
+        return callback
+    held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
+    function = held["callback"].cell_contents
+    if stays_here(function):
+        return callback
+    remote = Remote(aims, function, wants_result=False)
+    return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
+
+
+class _Flat:
+    """Calls with the arguments of a tree, given those of its leaves that are arrays."""
+
+    def __init__(self, function: Remote, structure: Any, others: dict[int, Any]) -> None:
+        self._function = function
+        self._structure = structure
+        self._others = others
+
+    def __call__(self, *arrays: Any) -> tuple[()]:
+        rest = iter(arrays)
+        count = len(arrays) + len(self._others)
+        leaves = [self._others[i] if i in self._others else next(rest) for i in range(count)]
+        args, kwargs = jax.tree.unflatten(self._structure, leaves)
+        self._function(*args, **kwargs)
+        return ()
+
+
+_EXCHANGES: Final[dict[Any, Callable[[Aims, Any], Any]]] = {
+    jax_callback.io_callback_p: _exchange_io,
+    debugging.debug_callback_p: _exchange_debug,
+}

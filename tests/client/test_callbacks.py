@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from jaxd.callbacks import Callbacks, CalledBack
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
+
+CONNECTION = object()
+
+
+class Call:
+    """Of a function that only gives `found` to be called back."""
+
+    def __init__(self, aim: Any, *args: Any) -> None:
+        self.spec = self.identity = self.reader = self
+        self._read: tuple[Any, Any, Any] = (aim, args, {})
+        self.found: list[Any] = []
+
+    def travelling(self) -> Any:
+        """Nothing has to be prepared."""
+        return threading.Lock()
+
+    def read(self, *_: Any) -> Any:
+        """What was asked."""
+        return self._read
+
+    def own(self) -> Any:
+        """By number."""
+        return [self._fail], [self.found]
+
+    def _fail(self) -> None:
+        raise KeyError("of the user's")
+
+
+def test_it_is_noted_that_a_call_has_called_back() -> None:
+    """So that it is not repeated."""
+    callbacks, call = Callbacks(), Call(("live", 0, ("append",)), 3)
+    callbacks.refuse_again(CONNECTION, 1, "f")
+    callbacks.run(CONNECTION, call, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+    assert call.found == [3]
+    callbacks.refuse_again(CONNECTION, 2, "f")
+    with pytest.raises(CalledBack, match="f was running, after it had called back") as caught:
+        callbacks.refuse_again(CONNECTION, 1, "f")
+    assert isinstance(caught.value, ConnectionLost)
+
+
+def test_what_a_function_raises_is_the_cause() -> None:
+    """Of whatever becomes of the call; other failures are not concerned."""
+    callbacks, failure = Callbacks(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
+    with pytest.raises(KeyError, match="of the user's"):
+        callbacks.run(CONNECTION, Call(("object", 0)), (1, b"", b"", 1), ())  # type: ignore[arg-type]
+    callbacks.raise_failure(CONNECTION, 2, failure)
+    with pytest.raises(RuntimeError, match="m") as caught:
+        callbacks.raise_failure(CONNECTION, 1, failure)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_question_that_is_none_calls_nothing() -> None:
+    """Of a server that speaks otherwise."""
+    with pytest.raises(ProtocolError, match="calls back in a way"):
+        Callbacks().run(CONNECTION, Call(("object", 0)), (1, "", b"", 1), ())  # type: ignore[arg-type]
