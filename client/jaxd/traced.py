@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from jaxd.arrays_here import PRNGKeys
 from jaxd.identity import Spec
 from jaxd.jax_primitive import Aval, bind
 from jaxd.jax_side import loaded_jax
 from jaxd.lazy import LazyArray
-from jaxd.results import PRNGKeys
 from jaxd.traced_call import Origin, TracedCall
 from jaxd.warming import encode_warming, form_of
 from jaxd_protocol.calls import Options

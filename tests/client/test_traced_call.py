@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxd.arrays_here import PRNGKeys
 from jaxd.caller import Caller
 from jaxd.identity import Identity, Spec
 from jaxd.jax_primitive import Aval
 from jaxd.last_error import last_error
 from jaxd.persistent_function import Manner
-from jaxd.results import PRNGKeys
 from jaxd.traced_call import Origin, TracedCall
 from jaxd_protocol.calls import Options
 from jaxd_protocol.transformations import options_of

@@ -272,7 +272,7 @@ def test_pure_callbacks_run_on_the_server(client: Client) -> None:
 
     def nearest(points: Any, at: Any) -> Any:
         def find(points: Any, at: Any) -> Any:
-            from scipy.spatial import KDTree  # type: ignore[import-untyped]
+            from scipy.spatial import KDTree
 
             return np.int32(KDTree(points).query(at)[1])
 

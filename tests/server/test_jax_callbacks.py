@@ -60,7 +60,7 @@ def run(function: Any, x: Any = X) -> Any:
     with aiming(Aims("f", [own], [])):
         compiled = jax.jit(function).lower(x).compile()
     result = compiled(x)
-    jax.effects_barrier()  # type: ignore[no-untyped-call]
+    jax.effects_barrier()
     return result
 
 
