@@ -1,8 +1,8 @@
 """Where the local server of one user and one environment keeps its files.
 
 The auto-started server belongs to one environment: its directory is named by a digest of
-`sys.prefix`, Python's cache tag and jax's RECORD, so that another virtual environment, another
-Python or an upgraded jax finds another server (or starts one).
+`sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual environment,
+another Python, another jaxd or an upgraded jax finds another server (or starts one).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import stat
 import sys
 from dataclasses import dataclass
 
+import jaxd_protocol
 from jaxd_protocol.errors import ConfigurationError
 
 __all__ = [
@@ -48,6 +49,7 @@ def environment_digest() -> str:
     digest = hashlib.blake2b(digest_size=6)
     digest.update(os.path.realpath(sys.prefix).encode())
     digest.update((sys.implementation.cache_tag or "").encode())
+    digest.update(f"{jaxd_protocol.__version__} {jaxd_protocol.PROTOCOL_VERSION}".encode())
     for record in _jax_records():
         digest.update(record)
     return digest.hexdigest()

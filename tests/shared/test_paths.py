@@ -55,7 +55,7 @@ def install(folder: Path, version: str, record: str | None) -> None:
 def test_each_environment_has_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another prefix, another Python, another jax, and the same jax built anew."""
+    """Another prefix, Python, jax, protocol or version of jaxd, and the same jax built anew."""
     digests = []
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing")])
     digests.append(environment_digest())
@@ -71,6 +71,10 @@ def test_each_environment_has_another_server(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     digests.append(environment_digest())
     monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
+    digests.append(environment_digest())
+    monkeypatch.setattr("jaxd_protocol.PROTOCOL_VERSION", 99)
+    digests.append(environment_digest())
+    monkeypatch.setattr("jaxd_protocol.__version__", "9.9")
     digests.append(environment_digest())
     assert len(set(digests)) == len(digests)
 
