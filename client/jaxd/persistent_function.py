@@ -19,7 +19,6 @@ from jaxd.transformable import Transformable
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.nested import PlainInside
-from jaxd_protocol.transformations import untransformed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -73,13 +72,14 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         manner: Manner,
         ignored: tuple[str, ...] = (),
         ship: Ship = "value",
+        base: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._options = options
         self._find_caller = find_caller
         self._manner = manner
-        self._identities = Identities(untransformed(function), options, ignored, ship)
+        self._identities = Identities(base or function, options, ignored, ship)
         self._derived = {}
         self._inline: Callable[..., Any] | None = None
         self.after_fork()

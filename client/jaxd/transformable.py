@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import parameter_names
-from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.statics import Statics, statics_of
-from jaxd_protocol.transformations import (
-    NotSpelled,
-    Transformation,
-    transformation,
-    transformed,
-    untransformed,
-)
-
 if TYPE_CHECKING:
     from jaxd.caller import Caller
     from jaxd.encoded import Encoded
     from jaxd.identities import Identities
     from jaxd.persistent_function import Manner, PersistentFunction
+    from jaxd_protocol.calls import Options
 
 __all__ = ["Transformable"]
 
@@ -52,7 +41,13 @@ class Transformable:
         allow_int: bool = False,
     ) -> PersistentFunction[..., Any]:
         """The gradient, as `jax.grad`."""
-        return self._differentiated("grad", argnums, has_aux, holomorphic, allow_int=allow_int)
+        return self._derive(
+            "grad",
+            argnums=argnums,
+            has_aux=has_aux,
+            holomorphic=holomorphic,
+            allow_int=allow_int,
+        )
 
     def value_and_grad(
         self,
@@ -62,8 +57,12 @@ class Transformable:
         allow_int: bool = False,
     ) -> PersistentFunction[..., Any]:
         """Value and gradient, as `jax.value_and_grad`."""
-        return self._differentiated(
-            "value_and_grad", argnums, has_aux, holomorphic, allow_int=allow_int
+        return self._derive(
+            "value_and_grad",
+            argnums=argnums,
+            has_aux=has_aux,
+            holomorphic=holomorphic,
+            allow_int=allow_int,
         )
 
     def jacfwd(
@@ -73,7 +72,7 @@ class Transformable:
         holomorphic: bool = False,
     ) -> PersistentFunction[..., Any]:
         """The Jacobian, column by column, as `jax.jacfwd`."""
-        return self._differentiated("jacfwd", argnums, has_aux, holomorphic)
+        return self._derive("jacfwd", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
 
     def jacrev(
         self,
@@ -83,7 +82,13 @@ class Transformable:
         allow_int: bool = False,
     ) -> PersistentFunction[..., Any]:
         """The Jacobian, row by row, as `jax.jacrev`."""
-        return self._differentiated("jacrev", argnums, has_aux, holomorphic, allow_int=allow_int)
+        return self._derive(
+            "jacrev",
+            argnums=argnums,
+            has_aux=has_aux,
+            holomorphic=holomorphic,
+            allow_int=allow_int,
+        )
 
     def hessian(
         self,
@@ -92,7 +97,7 @@ class Transformable:
         holomorphic: bool = False,
     ) -> PersistentFunction[..., Any]:
         """The Hessian, as `jax.hessian`."""
-        return self._differentiated("hessian", argnums, has_aux, holomorphic)
+        return self._derive("hessian", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
 
     def vmap(
         self,
@@ -106,16 +111,9 @@ class Transformable:
         Static arguments have no axis: an `in_axes` for all arguments passes them by, a tuple has
         None for them, and given by name they are not mapped.
         """
-        statics = statics_of(self.__wrapped__, self._options)
-        given = {
-            "in_axes": in_axes,
-            "out_axes": out_axes,
-            "axis_name": axis_name,
-            "axis_size": axis_size,
-            "static_argnums": tuple(sorted(statics.positions)),
-            "static_argnames": tuple(sorted(statics.names)),
-        }
-        return self._derive("vmap", given, statics)
+        return self._derive(
+            "vmap", in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
+        )
 
     def jvp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
         """Forward-mode: called as `f.jvp()(primals, tangents, **kwargs)`.
@@ -124,7 +122,7 @@ class Transformable:
         for an argument says that it stays what it is. Keyword arguments are not differentiated;
         static ones are given so. Returns value and tangent, as `jax.jvp`, and auxiliary data.
         """
-        return self._of_tuples("jvp", has_aux)
+        return self._derive("jvp", has_aux=has_aux)
 
     def vjp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
         """Reverse-mode: called as `f.vjp()(primals, cotangents, **kwargs)`.
@@ -134,28 +132,7 @@ class Transformable:
         value and a tuple of one cotangent for each primal, as `jax.vjp` and the function that it
         returns together, and auxiliary data.
         """
-        return self._of_tuples("vjp", has_aux)
-
-    def _of_tuples(self, name: str, has_aux: bool) -> PersistentFunction[..., Any]:
-        """What takes the positional arguments as one tuple, and static ones by name."""
-        statics = statics_of(self.__wrapped__, self._options)
-        names = parameter_names(self.__wrapped__)
-        static = tuple((i, names[i]) for i in sorted(statics.positions) if i < len(names))
-        given = {"has_aux": has_aux, "static": static}
-        return self._derive(name, given, Statics(names=statics.names))
-
-    def _differentiated(
-        self,
-        name: str,
-        argnums: int | Sequence[int],
-        has_aux: bool,
-        holomorphic: bool,
-        **more: bool,
-    ) -> PersistentFunction[..., Any]:
-        if isinstance(argnums, list):
-            argnums = tuple(argnums)
-        options = {"argnums": argnums, "has_aux": has_aux, "holomorphic": holomorphic, **more}
-        return self._derive(name, options, statics_of(self.__wrapped__, self._options))
+        return self._derive("vjp", has_aux=has_aux)
 
     def _traced(
         self,
@@ -179,44 +156,25 @@ class Transformable:
     def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
         raise NotImplementedError
 
-    def _derive(
-        self, name: str, given: dict[str, Any], statics: Statics
-    ) -> PersistentFunction[..., Any]:
-        """The function behind one more transformation, which leaves these arguments static."""
-        try:
-            added = transformation(name, given)
-        except NotSpelled as error:
-            raise ConfigurationError(
-                f"an option of {name} cannot be part of a key: {error}. Use numbers, text, and "
-                f"tuples, lists and dicts of them; or transform the function itself: "
-                f"persistent_call(jax.{name}(f, …))."
-            ) from error
-        transformations = (*self._options.transformations, added)
-        options = self._options._replace(
-            static_argnums=tuple(sorted(statics.positions)) if statics else None,
-            static_argnames=tuple(sorted(statics.names)) if statics else None,
-            donate_argnums=None,
-            donate_argnames=None,
-            transformations=transformations,
-        )
-        key = options.to_bytes()
+    def _derive(self, name: str, **given: Any) -> PersistentFunction[..., Any]:
+        """The function behind one more transformation."""
+        from jaxd.deriving import derived
+
+        made = derived(self.__wrapped__, self._options, name, given)
+        key = made.options.to_bytes()
         found = self._derived.get(key)
         if found is None:
+            from jaxd.persistent_function import PersistentFunction
+
             if len(self._derived) >= _MAX_DERIVED:
                 self._derived.clear()
-            found = self._derived.setdefault(key, self._made(transformations, options))
+            function: PersistentFunction[..., Any] = PersistentFunction(
+                made.function,
+                made.options,
+                self._find_caller,
+                self._manner,
+                *self._identities.ways,
+                base=made.base,
+            )
+            found = self._derived.setdefault(key, function)
         return found
-
-    def _made(
-        self, transformations: Sequence[Transformation], options: Options
-    ) -> PersistentFunction[..., Any]:
-        from jaxd.persistent_function import PersistentFunction
-
-        function = untransformed(self.__wrapped__)
-        return PersistentFunction(
-            transformed(function, transformations),
-            options,
-            self._find_caller,
-            self._manner,
-            *self._identities.ways,
-        )
