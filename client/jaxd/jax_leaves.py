@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from jaxd.array_like import ArrayLike
-from jaxd.jax_side import loaded_jax
+from jaxd.jax_side import at_once, loaded_jax
 
 __all__ = ["array_class", "key_dtype", "leaf_class", "register"]
 
@@ -53,7 +53,7 @@ def register(cls: type[ArrayLike]) -> None:
 @lru_cache(maxsize=1)
 def array_class() -> type:
     """The class that the arrays of jax have."""
-    return type(loaded_jax().device_put(0))
+    return type(at_once(loaded_jax().device_put, 0))
 
 
 @lru_cache(maxsize=16)
@@ -79,7 +79,7 @@ def _where_it_would_lie(_: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _sharding_on(_: Any) -> Any:
-    return loaded_jax().device_put(0).sharding
+    return at_once(loaded_jax().device_put, 0).sharding
 
 
 def _as_jax(array: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.trees import TreeEncoder
 
 __all__ = [
+    "at_once",
     "current_config",
     "encode_jax",
     "loaded_jax",
@@ -113,11 +115,24 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
     import numpy
 
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = numpy.asarray(jax.random.key_data(value))
+        data = numpy.asarray(at_once(jax.random.key_data, value))
         encoder.key(str(jax.random.key_impl(value)), data)
     else:
         encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
     return True
+
+
+def at_once(make: Callable[..., Any], *args: Any) -> Any:
+    """What a function of jax's makes of arrays: an array also where jax traces whoever calls.
+
+    Inside of `jax.jit` it would be a tracer, which must not be kept.
+    """
+    made = make(*args)
+    jax = loaded_jax()
+    if isinstance(made, jax.core.Tracer):
+        with jax.ensure_compile_time_eval():
+            made = make(*args)
+    return made
 
 
 def to_jax(array: Any, weak: bool) -> Any:
@@ -130,15 +145,15 @@ def to_jax(array: Any, weak: bool) -> Any:
         return weak_array(array)
     if array.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         with jax.enable_x64(True):
-            return jax.device_put(array)
-    return jax.device_put(array)
+            return at_once(jax.device_put, array)
+    return at_once(jax.device_put, array)
 
 
 def weak_array(array: Any) -> Any:
     """A weakly typed jax array of exactly this dtype. Uses jax's private `ArrayImpl`."""
     jax = loaded_jax()
     with jax.enable_x64(True):
-        strong = jax.device_put(array)
+        strong = at_once(jax.device_put, array)
     aval = strong.aval.update(weak_type=True)
     return type(strong)(aval, strong.sharding, [strong], committed=False)
 
@@ -146,4 +161,4 @@ def weak_array(array: Any) -> Any:
 def to_jax_keys(data: Any, impl: str) -> Any:
     """Typed PRNG keys over their numbers."""
     jax = loaded_jax()
-    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl)
+    return at_once(lambda: jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl))

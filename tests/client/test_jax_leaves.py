@@ -175,3 +175,15 @@ def test_orbax_saves_and_restores_it(keeper: FakeKeeper, tmp_path: Path) -> None
         back = checkpointer.restore(tmp_path / "state", {"a": keeper.keep(VECTOR)})
     np.testing.assert_array_equal(back["a"], VECTOR)
     assert keeper.moved == moved == VECTOR.nbytes
+
+
+def test_jax_may_be_tracing_when_it_is_first_asked() -> None:
+    """What is found then is kept."""
+    array_class.cache_clear()
+
+    def traced(x: Any) -> Any:
+        array_class()
+        return x
+
+    jax.jit(traced)(1.0)
+    assert isinstance(jax.numpy.ones(1), array_class())

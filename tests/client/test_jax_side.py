@@ -133,3 +133,42 @@ def test_a_setting_that_no_server_has_is_refused(name: str) -> None:
             refuse_settings_that_stay()
     finally:
         jax.config.update(name, before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: to_jax(np.ones(3, np.float32), weak=False),
+        lambda: to_jax(np.ones(3), weak=False),
+        lambda: to_jax(np.ones((), np.float32), weak=True),
+        lambda: to_jax_keys(np.zeros(2, np.uint32), "threefry2x32"),
+    ],
+    ids=["strong", "of 64 bits", "weak", "keys"],
+)
+def test_what_comes_home_is_there_although_jax_traces_whoever_calls(make: Any) -> None:
+    """A tracer in its place would be kept, and be of no use later."""
+    made = []
+
+    def traced(x: Any) -> Any:
+        made.append(make())
+        return x
+
+    jax.jit(traced)(1.0)
+    assert not isinstance(made[0], jax.core.Tracer)
+    assert made[0].dtype == make().dtype
+
+
+def test_keys_are_encoded_although_jax_traces_whoever_calls() -> None:
+    """Their numbers are known."""
+    key = jax.random.key(1)
+    written = []
+
+    def traced(x: Any) -> Any:
+        encoder = TreeEncoder()
+        encode_jax(encoder, key)
+        written.append(encoder.blob)
+        return x
+
+    traced(0)
+    jax.jit(traced)(1.0)
+    assert written[0] == written[1]

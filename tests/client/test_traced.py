@@ -130,6 +130,29 @@ class Model:
         return cls(*children)
 
 
+def test_calls_without_tracers_are_made_at_once_inside_of_what_is_traced(shared: Client) -> None:
+    """Weak results, keys and captured keys among them."""
+    key = jax.random.key(4)
+    drawn = shared.persistent_call(lambda: jax.random.normal(key, (3,)))
+    folded = shared.persistent_call(lambda key: jax.random.fold_in(key, 1))
+    double = shared.persistent_call(doubled)
+
+    def program(x: Any) -> Any:
+        return x * double(2.0) + drawn() + jax.random.normal(folded(key), (3,))
+
+    expected = X * 4 + drawn() + jax.random.normal(jax.random.fold_in(key, 1), (3,))
+    np.testing.assert_allclose(jax.jit(program)(X), np.asarray(expected), rtol=1e-6)
+
+
+def test_an_array_on_the_server_that_a_program_touches_can_be_used_after_it(
+    shared: Client,
+) -> None:
+    """What is fetched there is an array, and no tracer of that program."""
+    there = shared.put(np.ones((200, 100), "f4"))
+    assert float(jax.jit(lambda x: (x + there).sum())(1.0)) == 40_000
+    assert float((there + 1).sum()) == 40_000
+
+
 def test_objects_come_back_as_the_caller_s_own(shared: Client) -> None:
     """Of a class that was met among the arguments, although none of them was sent yet."""
     slope = shared.persistent_call(lambda model, x: (model.weights * x).sum()).grad()

@@ -51,7 +51,8 @@ def array_content(value: Any) -> ArrayContent | None:
     implementation = None
     if kind_of(value.dtype) == "key type":
         implementation = value.dtype._impl.name
-        value = attribute("jax", "random").key_data(value)
+        with attribute("jax", "ensure_compile_time_eval")():  # jax may be tracing whoever asks
+            value = attribute("jax", "random").key_data(value)
     import numpy
 
     data = numpy.asarray(value)

@@ -54,3 +54,17 @@ def test_a_deleted_array_says_so() -> None:
     array.delete()
     with pytest.raises(PackingError, match="deleted or donated"):
         array_content(array)
+
+
+def test_captured_keys_are_read_although_jax_traces_whoever_asks() -> None:
+    """A persistent function that captures one may first be called there."""
+    key = jax.random.key(3)
+    found: list[Any] = []
+
+    def traced(x: Any) -> Any:
+        found.append(array_content(key))
+        return x
+
+    traced(0)
+    jax.jit(traced)(1.0)
+    assert found[0].data.tolist() == found[1].data.tolist()
