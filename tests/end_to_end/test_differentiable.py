@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -335,6 +336,23 @@ def test_no_tracer_is_kept(shared: Client) -> None:
     with jax.checking_leaks():
         np.testing.assert_array_equal(jax.jit(jax.vmap(function))(XX), XX * 2)
         np.testing.assert_array_equal(jax.jacfwd(function)(X), 2 * np.eye(3))
+
+
+def test_programs_may_run_in_many_threads(shared: Client) -> None:
+    """Some call while others do, and with what a program has not computed yet."""
+    cube = shared.persistent_call(lambda x: (x**3).sum())
+    slope, shifted = jax.jit(jax.grad(cube)), jax.jit(lambda x: x + cube(x))
+
+    def work(start: float) -> list[bool]:
+        rows = [X + start + k for k in range(5)]
+        slopes = [np.allclose(slope(row), 3 * row**2) for row in rows]
+        return slopes + [
+            np.allclose(cube(shifted(row)), ((row + (row**3).sum()) ** 3).sum(), rtol=1e-4)
+            for row in rows
+        ]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(map(all, threads.map(work, [0.0, 1.0, 2.0, 3.0])))
 
 
 def test_a_change_of_the_function_counts_when_jax_traces_anew(shared: Client) -> None:
