@@ -12,10 +12,13 @@ _kept: Final[list[BaseException]] = []
 def last_error() -> BaseException | None:
     """What the last persistent call raised that failed inside of a client's own `jax.jit`.
 
-    jax raises an error of its own there, with the text of this one in it. None when no such call
-    has failed in this process. Safe from any thread.
+    jax raises an error of its own there, with the text of this one in it. The remote traceback is
+    in its notes. None when no such call has failed in this process. Safe from any thread.
     """
-    return _kept[-1] if _kept else None
+    if not _kept:
+        return None
+    # its frames here hold arrays of a program that has ended, whose memory may be gone
+    return _kept[-1].with_traceback(None)
 
 
 def keep_error(error: BaseException) -> None:

@@ -62,7 +62,7 @@ def call_traced(
     origin = replace(origin, name=_name(origin, warming))
     caller.remember(origin.spec)
     form = _form(caller, warming._replace(spec=origin.spec))
-    call = TracedCall(origin, form.outputs, tuple(range(len(taken))), len(taken))
+    call = TracedCall(origin, form.outputs, tuple(range(len(taken))))
     return form.built(bind(call, [one.array for one in taken]))
 
 
@@ -73,8 +73,9 @@ def _name(origin: Origin, warming: Encoded) -> Any:
     """
     if any(kind is None for kind in origin.inputs):
         return object()
-    _, results, timeout_s, strict = origin.manner
-    return origin.caller, origin.spec.key, warming.skeleton, results, timeout_s, strict
+    manner = origin.manner
+    how = manner.results, manner.timeout_s, manner.strict
+    return origin.caller, origin.spec.key, warming.skeleton, how
 
 
 def _taken_apart(
@@ -82,7 +83,7 @@ def _taken_apart(
 ) -> tuple[Origin, list[_Taken]]:
     """The call without its arrays, and these."""
     jax: Any = loaded_jax()
-    numbers, names = spec.statics
+    numbers, names = spec.statics.positions, spec.statics.names
     _refuse_static_tracers(spec, args, kwargs)
     leaves, structure = jax.tree.flatten(
         (
@@ -106,7 +107,7 @@ def _taken_apart(
 
 def _refuse_static_tracers(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     jax: Any = loaded_jax()
-    numbers, names = spec.statics
+    numbers, names = spec.statics.positions, spec.statics.names
     given = [(f"argument {i}", x) for i, x in enumerate(args) if i in numbers]
     given += [(f"argument {name!r}", x) for name, x in kwargs.items() if name in names]
     for which, value in given:
@@ -123,7 +124,7 @@ def _lasting(spec: Spec) -> Spec:
     """The function without donation: derivatives need what it would give up."""
     options = Options.from_bytes(spec.options)
     kept = options._replace(donate_argnums=None, donate_argnames=None)
-    return spec if kept == options else Spec(spec.identity, kept)
+    return spec if kept == options else Spec(spec.identity, kept, spec.statics)
 
 
 # what goes in ------------------------------------------------------------------------------------

@@ -73,14 +73,12 @@ class TracedCall:
         origin: the call that the program makes.
         outputs: what this one returns.
         sent: which of the call's inputs come first among the arrays of this one.
-        count: how many arrays this one takes.
         stages: what is done on the server, one after the other.
     """
 
     origin: Origin
     outputs: tuple[Aval, ...]
     sent: tuple[int, ...]
-    count: int
     stages: tuple[Transformation, ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -110,8 +108,7 @@ class TracedCall:
     def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
         """The tangents of its outputs that have one; those of the given inputs come behind."""
         outputs = tuple(one for one in self.outputs if one.is_differentiable)
-        made = self._behind("flat_jvp", {"given": given}, outputs)
-        return replace(made, count=self.count + given.count(True))
+        return self._behind("flat_jvp", {"given": given}, outputs)
 
     def transposed(
         self, linear: tuple[bool, ...], avals: tuple[Aval, ...], given: tuple[bool, ...]
@@ -120,11 +117,8 @@ class TracedCall:
         shapes = tuple(map(tuple, avals))
         options = {"linear": linear, "shapes": shapes, "given": given}
         pairs = zip(self.sent, linear, strict=False)  # the others come behind
-        return replace(
-            self._behind("flat_transpose", options, avals),
-            sent=tuple(number for number, moves in pairs if not moves),
-            count=linear.count(False) + given.count(True),
-        )
+        sent = tuple(number for number, moves in pairs if not moves)
+        return replace(self._behind("flat_transpose", options, avals), sent=sent)
 
     def _behind(self, name: str, options: dict[str, Any], outputs: tuple[Aval, ...]) -> TracedCall:
         stages = (*self.stages, transformation(name, options))
@@ -182,8 +176,8 @@ class TracedCall:
     def _encoded(
         self, spec: Spec, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: ResultsAs
     ) -> Encoded:
-        _, _, timeout_s, strict = self.origin.manner
-        return self.origin.caller.encode(spec, *arguments, timeout_s, results, strict)
+        manner = self.origin.manner
+        return self.origin.caller.encode(spec, *arguments, manner.timeout_s, results, manner.strict)
 
     def _derived(self) -> Spec:
         """The function behind the stages."""

@@ -62,7 +62,7 @@ def origin_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> O
 
 
 def call_of(caller: FakeCaller, **more: Any) -> TracedCall:
-    return TracedCall(origin_of(caller, **more), (VECTOR, NUMBER), (0, 1), 2)
+    return TracedCall(origin_of(caller, **more), (VECTOR, NUMBER), (0, 1))
 
 
 def test_the_arguments_are_put_together_again() -> None:
@@ -94,7 +94,7 @@ def test_what_is_derived_has_a_key_of_its_own() -> None:
     """Over the same fingerprint; what comes behind stands before the arguments."""
     caller = FakeCaller()
     call = call_of(caller).differentiated((False, True))
-    assert (call.outputs, call.count, call.sent) == ((VECTOR,), 3, (0, 1))
+    assert (call.outputs, call.sent) == ((VECTOR,), (0, 1))
     call.eager([X, X, X])
     ((spec, (behind, mode, tree), kwargs, *_),) = caller.sent
     assert (len(behind), mode, tree["s"], kwargs) == (1, "up", "text", {"kind": "k"})
@@ -115,7 +115,7 @@ def test_outputs_follow_from_the_steps() -> None:
     reverse = call.differentiated((False, True)).transposed(
         (False, True, True), (VECTOR, VECTOR), (True,)
     )
-    assert (reverse.outputs, reverse.sent, reverse.count) == ((VECTOR, VECTOR), (0,), 2)
+    assert (reverse.outputs, reverse.sent) == ((VECTOR, VECTOR), (0,))
 
 
 def test_what_is_not_sent_has_something_in_its_place() -> None:
