@@ -11,12 +11,13 @@ from jaxd.aims import find
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
 from jaxd.inside import inside
+from jaxd.raised import raised_by
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
-from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.statics import NO_STATICS
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
+    from jaxd.transport import ClientConnection
 
 __all__ = ["Callbacks", "CalledBack"]
 
@@ -104,7 +105,9 @@ class Callbacks:
                 "effects would happen twice. Call it again if that does no harm."
             )
 
-    def raise_failure(self, connection: object, number: int, failure: Any) -> None:
+    def raise_failure(
+        self, connection: ClientConnection, number: int, call: Encoded, failure: Any
+    ) -> None:
         """Returns when a call has failed for other reasons than what it has called back.
 
         Raises:
@@ -112,7 +115,7 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
-            raise rebuild_failure(failure) from error
+            raise raised_by(failure, call.spec.identity.name, connection) from error
 
 
 def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:

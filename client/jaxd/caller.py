@@ -14,12 +14,13 @@ from jaxd.callbacks import CalledBack
 from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
+from jaxd.raised import raised_by
 from jaxd.results import Home, ResultsAs
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import CallbackError, ConnectionLost, WorkerLost, WorkerReplaced
-from jaxd_protocol.failures import is_failure, rebuild_failure
+from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -151,7 +152,7 @@ class Caller(Link):
                 load.release(value if ready else None)
                 self.progress.finish(connection, number, ready=ready)
             if not ready:
-                self.callbacks.raise_failure(connection, number, value[1])
+                self.callbacks.raise_failure(connection, number, call, value[1])
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
                 self.leave(connection)
@@ -199,7 +200,7 @@ class Caller(Link):
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
         if value[0] == FAILED:
-            raise rebuild_failure(value[1])
+            raise raised_by(value[1], call.spec.identity.name, connection)
         identity = call.spec.identity
         if call.stay is not None:
             remote = connection.remote  # not that of today: what stayed belongs to its session

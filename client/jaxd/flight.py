@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxd.raised import raised_by
 from jaxd.results import Home
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import new_number, unpack_numbers
 from jaxd_protocol.errors import ResultError
-from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.failures import Failure, rebuild_failure
 from jaxd_protocol.trees import Layout, Placement
 from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
@@ -126,6 +127,11 @@ class Flight:
         """In the child of a fork: nobody else holds the lock."""
         self._lock = threading.RLock()
 
+    def _raised(self, failure: Failure) -> BaseException:
+        if self.connection is None:
+            return rebuild_failure(failure)
+        return raised_by(failure, self.name, self.connection)
+
     def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Its reply is here.
 
@@ -134,7 +140,7 @@ class Flight:
         """
         if value[0] == FAILED:
             given_up = unpack_numbers(value[2]) if len(value) > 2 else ()
-            return self._finish(_End(rebuild_failure(value[1]), given_up))
+            return self._finish(_End(self._raised(value[1]), given_up))
         given_up = unpack_numbers(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:

@@ -172,6 +172,7 @@ class Link:
             if not self._says_goodbye:
                 self._says_goodbye = True
                 atexit.register(_say_goodbye, weakref.ref(self))
+        connection.address = str(self.address)
         connection.sent_before = self._sent_before
         connection.remote = self.remote
         connection.on_transfer = self.progress.transfer

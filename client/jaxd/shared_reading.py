@@ -210,6 +210,7 @@ class SharedReading(BulkConnection):
 
     def _finish(self, seq: int, pending: Pending) -> None:
         pending.done = True
+        pending.about = None  # which holds arrays
         pending.wake()
         then = pending.then
         self._forget(seq, pending)

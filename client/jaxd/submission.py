@@ -110,7 +110,9 @@ class Submission:
             if self._caller.notices.waiting:
                 self._caller.notices.issue(connection, number)
             if failed:
-                self._caller.callbacks.raise_failure(connection, number, pending.value[1])
+                self._caller.callbacks.raise_failure(
+                    connection, number, self._call, pending.value[1]
+                )
             if replaced and self._workers < MAX_WORKERS and not self._call.buffers:
                 self._workers += 1
                 return self._again()

@@ -44,6 +44,7 @@ class ClientConnection(SharedReading):
         passes_descriptors: whether the server can be given open files, as far as is known.
         sent_before: what its session has sent; set by who knows the session.
         remote: what this process has on the server in its session; set by who knows it.
+        address: of the server, for people.
         on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
@@ -53,6 +54,7 @@ class ClientConnection(SharedReading):
         self.passes_descriptors = stream.passes_descriptors
         self.sent_before: SentBefore | None = None
         self.remote: RemoteValues | None = None
+        self.address = "an address that is not known"
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         forget_after_fork(self)
 

@@ -36,6 +36,8 @@ def begin_with_defaults() -> None:
     """
     for name, value in {**CONFIG_FIXED, **CONFIG_DEFAULTS}.items():
         jax.config.update(name, value)
+    # Each client leaves out of tracebacks what it does not want to see.
+    jax.config.update("jax_traceback_filtering", "off")
 
 
 def restore_defaults() -> list[str]:

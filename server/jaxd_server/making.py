@@ -116,7 +116,10 @@ class Maker:
         except JaxdError:
             raise
         except TypeError as error:
-            raise explained(error) from error
+            better = explained(error)
+            if better is error:
+                raise
+            raise better from error
 
     def discard(self, executable: Executable) -> None:
         """Forgets the program of an executable that does not run, and loads it from disk no more.

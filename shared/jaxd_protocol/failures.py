@@ -12,14 +12,18 @@ from typing import Any, Final
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from jaxd_protocol.remote_frames import frames_of, traceback_of
 from jaxd_protocol.trees.literals import dump_literal, load_literal
 
 __all__ = ["Failure", "ForwardedFailure", "describe_failure", "is_failure", "rebuild_failure"]
 
 Failure = tuple[Any, ...]
-"""(module, qualified name, message, literal of args or None, retry_after_s, traceback text)"""
+"""(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
+links, notes): frames as in `remote_frames`; links the failure that led to it, with "cause" or
+"context" before it."""
 
 _MAX_TEXT: Final = 1 << 20
+_MAX_LINKS: Final = 8
 _MADE_BY_INIT: Final = frozenset({("jax.errors", "JaxRuntimeError")})
 """Types that cannot be shown without what their `__init__` sets, which does nothing else."""
 
@@ -36,8 +40,13 @@ class ForwardedFailure(Exception):
         self.failure = failure
 
 
-def describe_failure(error: BaseException) -> Failure:
-    """The exception as plain values, with its whole traceback as text."""
+def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
+    """The exception as plain values, with its whole traceback as text, and its user's as data.
+
+    Args:
+        error: the exception.
+        links: how many of those that led to it are described as well.
+    """
     if isinstance(error, ForwardedFailure):
         return error.failure
     kind = type(error)
@@ -48,7 +57,22 @@ def describe_failure(error: BaseException) -> Failure:
         _args_of(error),
         error.retry_after_s if isinstance(error, Busy) else 0.0,
         _sendable("".join(traceback.format_exception(error))[-_MAX_TEXT:]),
+        frames_of(error),
+        _links(error, links),
+        tuple(_sendable(str(note)) for note in getattr(error, "__notes__", ())),
     )
+
+
+def _links(error: BaseException, links: int) -> tuple[Any, ...]:
+    """What led to an exception, as far as it is of the user's own code."""
+    kind, before = "cause", error.__cause__
+    if before is None and not error.__suppress_context__:
+        kind, before = "context", error.__context__
+    if before is None or before is error or not links or isinstance(before, ForwardedFailure):
+        return ()
+    if before.__traceback__ is not None and not frames_of(before):
+        return _links(before, links - 1)
+    return (kind, describe_failure(before, links - 1))
 
 
 def _sendable(text: str) -> str:
@@ -80,9 +104,33 @@ def is_failure(failure: Failure, kind: type[JaxdError]) -> bool:
     return bool(failure[:2] == (errors.__name__, kind.__name__))
 
 
-def rebuild_failure(failure: Failure) -> BaseException:
-    """The exception in this process's own type, else `RemoteError`; the traceback as a note."""
-    module, name, message, args, retry_after_s, text = failure
+def rebuild_failure(failure: Failure, *, with_jax: bool = False) -> BaseException:
+    """The exception in this process's own type, else `RemoteError`, with the user's frames there.
+
+    Where there are none, its note has the whole traceback as text.
+
+    Args:
+        failure: what `describe_failure` made of it.
+        with_jax: whether frames of jax are wanted as well.
+    """
+    error = _rebuilt(failure)
+    frames, links, notes = failure[6:9] or ((), (), ())
+    for note in notes:
+        error.add_note(note)
+    error.__traceback__ = traceback_of(frames, with_jax=with_jax)
+    if links:
+        before = rebuild_failure(links[1], with_jax=with_jax)
+        if links[0] == "cause":
+            error.__cause__ = before
+        else:
+            error.__context__ = before
+    if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
+        error.add_note(f"\nRaised on the jaxd server:\n\n{failure[5].rstrip()}")
+    return error
+
+
+def _rebuilt(failure: Failure) -> BaseException:
+    module, name, message, args, retry_after_s = failure[:5]
     if module == errors.__name__ and name in errors.__all__:
         return _own_error(name, message, retry_after_s)
     kind = _loaded_exception(module, name)
@@ -90,7 +138,6 @@ def rebuild_failure(failure: Failure) -> BaseException:
     if error is None:
         qualified = name if module == "builtins" else f"{module}.{name}"
         error = RemoteError(f"{qualified}: {message}", qualified)
-    error.add_note(f"\nRaised on the jaxd server:\n\n{text.rstrip()}")
     return error
 
 

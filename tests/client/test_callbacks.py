@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from jaxd.callbacks import Callbacks, CalledBack
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 
-CONNECTION = object()
+CONNECTION: Any = Mock(address="a server")
 
 
 class Call:
     """Of a function that only gives `found` to be called back."""
 
     def __init__(self, aim: Any, *args: Any) -> None:
+        self.name = "f"
         self.spec = self.identity = self.reader = self
         self._read: tuple[Any, Any, Any] = (aim, args, {})
         self.found: list[Any] = []
@@ -52,9 +54,10 @@ def test_what_a_function_raises_is_the_cause() -> None:
     callbacks, failure = Callbacks(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
     with pytest.raises(KeyError, match="of the user's"):
         callbacks.run(CONNECTION, Call(("object", 0)), (1, b"", b"", 1), ())  # type: ignore[arg-type]
-    callbacks.raise_failure(CONNECTION, 2, failure)
+    call: Any = Call(None)
+    callbacks.raise_failure(CONNECTION, 2, call, failure)
     with pytest.raises(RuntimeError, match="m") as caught:
-        callbacks.raise_failure(CONNECTION, 1, failure)
+        callbacks.raise_failure(CONNECTION, 1, call, failure)
     assert isinstance(caught.value.__cause__, KeyError)
 
 

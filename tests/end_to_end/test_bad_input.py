@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def test_a_function_that_raises_while_it_is_traced(served: Client) -> None:
     with pytest.raises(KeyError) as caught:
         served.persistent_call(broken)(1.0)
     assert caught.value.args == ("missing", 3)
-    assert "in broken" in "".join(caught.value.__notes__)
+    assert "in broken" in "".join(traceback.format_exception(caught.value))
+    assert "call of test_a_function" in caught.value.__notes__[-1]
 
 
 def test_a_function_that_raises_an_exception_of_the_callers_own_type(served: Client) -> None:
@@ -107,7 +109,8 @@ def test_a_function_that_raises_a_type_that_is_not_here(served: Client) -> None:
     with pytest.raises(errors.RemoteError, match="HiddenError: over there") as caught:
         served.persistent_call(broken)(1.0)
     assert caught.value.type_name.endswith("HiddenError")
-    assert "in broken" in "".join(caught.value.__notes__)
+    assert "in broken" in "".join(traceback.format_exception(caught.value))
+    assert "call of test_a_function" in caught.value.__notes__[-1]
 
 
 def test_a_function_that_raises_while_it_runs(served: Client) -> None:

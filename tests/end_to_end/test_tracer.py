@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def test_the_exception_of_a_function_is_the_users(client: Client) -> None:
 
     with pytest.raises(LookupError, match="of the user's") as caught:
         client.persistent_call(fails)(X)
-    assert 'raise LookupError("of the user\'s")' in caught.value.__notes__[0]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'raise LookupError("of the user\'s")' in shown
 
 
 @reads_its_process

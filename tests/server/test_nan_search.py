@@ -31,7 +31,7 @@ def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., Kitchen]) -
             assert float(kitchen.value(source, good)) == 0.0
             failed = failure(kitchen, source, bad)
             assert failed[1] == "FloatingPointError"
-            assert "return jax.numpy.log(y)" in failed[-1]
+            assert "return jax.numpy.log(y)" in failed[5]
     assert kitchen.counts() == (0, 0)
     assert source.asked == []
 

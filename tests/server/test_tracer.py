@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -213,7 +214,8 @@ def test_an_exception_of_the_function_comes_back_with_its_line(bench: Bench) -> 
     error = rebuild_failure(reply.failure)
     assert isinstance(error, KeyError)
     assert "a message of the user's" in str(error)
-    assert 'raise KeyError("a message of the user\'s")' in error.__notes__[0]
+    shown = "".join(traceback.format_exception(error))
+    assert 'raise KeyError("a message of the user\'s")' in shown
     assert reply.side.counts["traces"] == 1
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import types
 from typing import Any, NoReturn
 
@@ -205,13 +206,34 @@ def test_a_busy_server_says_when_to_come_again() -> None:
 
 
 @pytest.mark.parametrize("error", [Plain("here"), SystemExit(3)], ids=["rebuilt", "named"])
-def test_the_traceback_of_the_server_is_in_a_note(error: BaseException) -> None:
-    """Whole: with the cause."""
+def test_the_users_frames_come_along(error: BaseException) -> None:
+    """With those of what led to it, and with what the user has noted."""
     error.__cause__ = ValueError("the reason")
-    (note,) = travel(error).__notes__
+    error.add_note("of the user")
+    found = travel(error)
+    shown = "".join(traceback.format_exception(found))
+    assert "in fail" in shown
+    assert "ValueError: the reason" in shown
+    assert shown.index("direct cause") < shown.index("in fail")
+    assert found.__notes__ == ["of the user"]
+
+
+def test_an_error_of_the_server_itself_shows_its_whole_traceback() -> None:
+    """There is none of the user's code in it, and somebody has to find it."""
+    failure = list(describe_failure(Plain("broken")))
+    failure[6:8] = [(), ()]
+    (note,) = rebuild_failure(tuple(failure)).__notes__
     assert "Raised on the jaxd server" in note
-    assert "in fail" in note
-    assert "ValueError: the reason" in note
+
+
+def test_an_error_may_be_its_own_cause() -> None:
+    """And errors may lead in a circle."""
+    error = Plain("mine")
+    error.__cause__ = error
+    assert travel(error).__cause__ is None
+    error.__cause__ = other = Plain("other")
+    other.__cause__ = error
+    assert str(travel(error).__cause__) == "other"
 
 
 def test_a_failure_is_told_by_its_exact_type() -> None:
