@@ -26,9 +26,13 @@ _MAX_FINISHED = 256
 _STAGES = {
     "queued": "waiting to compile",
     "trace": "tracing",
+    "lower": "lowering",
     "compile": "compiling",
     "run": "running",
 }
+
+_BUILDING: Final = ("tracing", "lowering", "compiling")
+_WORTH_TELLING_S: Final = 0.05
 
 _Key = tuple[object, int]
 
@@ -71,7 +75,7 @@ class Progress:
             if kind == "built":
                 call.built = _reason(content)
             else:
-                call.stage = _STAGES.get(str(content.get("stage")), "working on")
+                call.enter(_STAGES.get(str(content.get("stage")), "working on"))
             self._start_ticker()
 
     def transfer(self, connection: Transferring) -> None:
@@ -101,6 +105,7 @@ class Progress:
             self._wipe_transfer()
             if call is not None and (call.shown or (call.built and ready)):
                 end = call.built or f"{call.function} was ready after {call.seconds:.1f} s"
+                end += call.times()
                 self._put(f"jaxd: {end}\n" if ready else "")
         self._write()
 
@@ -182,6 +187,25 @@ class _Watched:
         self.started = time.monotonic()
         self.shown = False
         self.built = ""  # why it was compiled, when that took long
+        self._entered: list[tuple[str, float]] = []
+
+    def enter(self, stage: str) -> None:
+        """A stage begins, and the one before it ends."""
+        self.stage = stage
+        self._entered.append((stage, time.monotonic()))
+
+    def times(self) -> str:
+        """How long the stages of the build took that took long, such as ` (tracing 0.6 s, …)`."""
+        ends = [*(at for _, at in self._entered[1:]), time.monotonic()]
+        seconds: dict[str, float] = {}
+        for (stage, begun), ended in zip(self._entered, ends, strict=False):
+            seconds[stage] = seconds.get(stage, 0.0) + ended - begun
+        told = [
+            f"{stage} {seconds[stage]:.1f} s"
+            for stage in _BUILDING
+            if seconds.get(stage, 0.0) >= _WORTH_TELLING_S
+        ]
+        return f" ({', '.join(told)})" if told else ""
 
     @property
     def seconds(self) -> float:

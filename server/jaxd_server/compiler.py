@@ -109,7 +109,9 @@ class Compiler:
                 listen_for_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 args, kwargs = arguments
-                lowered = jitted.lower(*args, **kwargs)
+                traced = jitted.trace(*args, **kwargs)
+                emit("stage", {"stage": "lower", "function": name})
+                lowered = traced.lower()
                 self._counters.add(lowers=1)
                 program, obstacle = jax_programs.program_id(lowered, options)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,7 @@ def stage(name: str, function: str = "step") -> dict[str, Any]:
     [
         ("queued", "waiting to compile"),
         ("trace", "tracing"),
+        ("lower", "lowering"),
         ("compile", "compiling"),
         ("run", "running"),
         ("invented later", "working on"),
@@ -267,3 +269,30 @@ def test_a_short_transfer_is_not_mentioned(
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=io.StringIO()))
     shown.transfer(Link())
     assert shown._ticker is None
+
+
+def test_the_stages_of_a_long_build_are_told(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that took long, each with all of its time; not the run, which is no part of it."""
+    now = [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    shown = Progress()
+    for name, seconds in (("trace", 0.5), ("lower", 0.01), ("compile", 2.0), ("run", 3.0)):
+        shown.event("connection", 1, "stage", stage(name))
+        now[0] += seconds
+    wait_until(lambda: "running step" in terminal.getvalue())
+    shown.finish("connection", 1)
+    assert terminal.getvalue().endswith(
+        "jaxd: step was ready after 5.5 s (tracing 0.5 s, compiling 2.0 s)\n"
+    )
+
+
+def test_something_else_that_is_written_makes_the_line_go_first(terminal: Terminal) -> None:
+    """A print of the function does not stand behind it."""
+    shown = Progress()
+    shown.event("connection", 1, "stage", stage("trace"))
+    wait_until(lambda: "tracing step" in terminal.getvalue())
+    shown.make_way()
+    assert re.search(r"\r +\r$", terminal.getvalue())
+    shown.finish("connection", 1)

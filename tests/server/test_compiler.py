@@ -222,6 +222,7 @@ def test_each_stage_is_reported(kitchen: Kitchen) -> None:
     kitchen.compiler.compile(lowered, "_named", Options(), emit)
     assert events == [
         ("stage", {"stage": "trace", "function": "_named"}),
+        ("stage", {"stage": "lower", "function": "_named"}),
         ("stage", {"stage": "compile", "function": "_named"}),
     ]
 

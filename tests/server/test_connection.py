@@ -247,7 +247,7 @@ def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(shop: Shop
         peer.call(1.0)
     assert {(number, kind) for number, kind, _ in peer.events} == {(1, "stage")}
     assert [json.loads(event)["stage"] for *_, event in peer.events] == [
-        *("queued", "trace"),
+        *("queued", "trace", "lower"),
         *("compile", "run"),
     ]
 

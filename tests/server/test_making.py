@@ -254,7 +254,7 @@ def test_each_stage_is_told(open_kitchen: Open) -> None:
         assert kitchen.answer(call)[0][0] == OK
         return told
 
-    assert stages(open_kitchen()) == ["queued", "trace", "compile", "run"]
+    assert stages(open_kitchen()) == ["queued", "trace", "lower", "compile", "run"]
     assert stages(open_kitchen()) == ["queued", "load"]
 
 

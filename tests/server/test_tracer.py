@@ -199,7 +199,8 @@ def test_the_stage_is_told(bench: Bench) -> None:
     events: list[tuple[str, Any]] = []
     bench.ask(Source(lambda x: x * 7), X, emit=lambda *event: events.append(event))
     assert [event for event in events if event[0] != "compiled"] == [
-        ("stage", {"stage": "trace", "function": "<lambda>"})
+        ("stage", {"stage": "trace", "function": "<lambda>"}),
+        ("stage", {"stage": "lower", "function": "<lambda>"}),
     ]
 
 

@@ -211,14 +211,17 @@ class _Reader:
     def _pair(self, at: int, each: Instruction) -> None:
         """Two instructions in one, as Python 3.13 has them."""
         first, second = each.value
-        if each.op == "LOAD_FAST_LOAD_FAST":
+        if each.op == "LOAD_FAST_LOAD_FAST" and each.offset in self.given:
+            self.uses.add(first, GIVEN, each.line)
+        elif each.op == "LOAD_FAST_LOAD_FAST":
             self.uses.whole.add(first)
         else:
             self._store(first)
         if each.op == "STORE_FAST_STORE_FAST":
             self._store(second)
         else:
-            self._variable(second, at)
+            steps, _ = self.instructions.chain(at + 1)
+            self.uses.add(second, steps, each.line)
 
     def _uses_super(self) -> bool:
         """Whether the first parameter may be read by `super()`, which does not name it.

@@ -26,6 +26,8 @@ _LOADS: Final = frozenset(
 )
 _LOAD_ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CALLS: Final = frozenset({"PRECALL", "CALL", "CALL_KW"})
+_PAIR: Final = "LOAD_FAST_LOAD_FAST"
+_SILENT: Final = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL"})
 _MADE: Final = frozenset({"MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"})
 
 
@@ -33,7 +35,8 @@ def given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
     """Where names are loaded that are only given to be called back, and functions made.
 
     Returns:
-        Offsets of the loads, and the `id` of the code of functions that are made in place.
+        Offsets of the loads (of two at once the first is meant), and the `id` of the code of
+        functions that are made in place.
     """
     if _PLAIN.isdisjoint(code.co_names) and "callback" not in code.co_names:
         names = (*code.co_varnames, *code.co_freevars)
@@ -69,7 +72,9 @@ def _first_argument(found: list[dis.Instruction], start: int) -> list[dis.Instru
         if each.is_jump_target or each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
             return []
         if each.opname in _CALLS and depth == (each.arg or 0) + (each.opname == "CALL_KW"):
-            return found[start:end]
+            first = next(one for one in found[start:] if one.opname not in _SILENT)
+            is_pair = end == start and first.opname == _PAIR  # of two arguments
+            return [first] if is_pair else found[start:end]
         if each.opname == "CALL_FUNCTION_EX" and depth <= 2:
             return []
         depth += dis.stack_effect(each.opcode, each.arg, jump=False)
@@ -85,6 +90,10 @@ def _note(argument: list[dis.Instruction], loads: set[int], made: set[int]) -> N
     if not argument:
         return
     first, *rest = argument
+    if first.opname == _PAIR:
+        if not rest:
+            loads.add(first.offset)
+        return
     if first.opname in _LOADS and all(each.opname == "LOAD_ATTR" for each in rest):
         loads.add(first.offset)
         return
