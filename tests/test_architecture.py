@@ -90,6 +90,8 @@ TESTED_ELSEWHERE = {
     "client/jaxd/demo/digits.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
+    "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
+    "client/jaxd/nnx_methods.py": "tests/end_to_end/test_nnx.py makes such calls",
     "server/jaxd_server/workshop.py": "every test of a connection has one",
 }
 

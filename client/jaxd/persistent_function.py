@@ -13,6 +13,7 @@ from jaxd.encoded import Encoded
 from jaxd.forking import forget_after_fork
 from jaxd.identities import Identities
 from jaxd.jax_side import current_config
+from jaxd.nnx_methods import with_nnx_objects
 from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
 from jaxd.transformable import Transformable
@@ -21,6 +22,7 @@ from jaxd_protocol.errors import TracerError
 from jaxd_protocol.nested import PlainInside
 
 if TYPE_CHECKING:
+    from jaxd.nnx_calls import NnxCalls
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
@@ -55,6 +57,7 @@ class Manner(NamedTuple):
     strict: bool = False
 
 
+@with_nnx_objects
 class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
@@ -62,7 +65,7 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = ("_derived", "_find_caller", "_identities", "_inline", "_manner", "_options")
+    __slots__ = ("_derived", "_find_caller", "_identities", "_inline", "_manner", "_nnx_calls", "_options")
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         self._manner = manner
         self._identities = Identities(base or function, options, ignored, ship)
         self._derived = {}
+        self._nnx_calls: NnxCalls | None = None
         self._inline: Callable[..., Any] | None = None
         self.after_fork()
         forget_after_fork(self)
@@ -236,6 +240,16 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         from jaxd.warming import forget
 
         return forget(self._find_caller(), self._spec(self._current_config()))
+
+    def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
+        """Another function with the options of this one, on its server."""
+        how = self._find_caller, self._manner, *self._identities.ways
+        return PersistentFunction(function, self._options, *how)
+
+    @property
+    def donates(self) -> bool:
+        """Whether arguments are given up to calls."""
+        return bool(self._options.donate_argnums or self._options.donate_argnames)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""

@@ -1,7 +1,7 @@
-"""flax nnx: modules that change, with batch norm and dropout, on handwritten digits.
+"""flax nnx: a model, an optimizer and metrics that a function changes, as under `nnx.jit`.
 
-As nnx's own functional interface has it: a module is split into what it is and what it holds. What
-it holds goes to the server and comes back; there the module is put together and may be changed.
+The objects are given to the call. What it changes in them (parameters, running means, moments,
+counts of random numbers) is changed in this process's own objects when it returns.
 """
 
 from __future__ import annotations
@@ -44,44 +44,39 @@ class Classifier(nnx.Module):
         return self.last(x)
 
 
-model = Classifier((64, 32), nnx.Rngs(0))
-optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
-GRAPH, START = nnx.split((model, optimizer))
-
-
 def loss_of(model: Classifier, images: Any, labels: Any) -> Any:
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
-    return jnp.mean(losses)
-
-
-@persistent_call(donate_argnums=0)
-def step(state: Any, images: Any, labels: Any) -> Any:
-    model, optimizer = nnx.merge(GRAPH, state)
-    model.train()
-    loss, slopes = nnx.value_and_grad(loss_of)(model, images, labels)
-    optimizer.update(model, slopes)
-    return nnx.state((model, optimizer)), loss
+    scores = model(images)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+    return jnp.mean(losses), scores
 
 
 @persistent_call
-def share_of_hits(state: Any, images: Any, labels: Any) -> Any:
-    model, _ = nnx.merge(GRAPH, state)
-    model.eval()
+def step(model: Classifier, optimizer: Any, metrics: Any, images: Any, labels: Any) -> Any:
+    (loss, scores), slopes = nnx.value_and_grad(loss_of, has_aux=True)(model, images, labels)
+    optimizer.update(model, slopes)
+    metrics.update(loss=loss, logits=scores, labels=labels)
+    return loss
+
+
+@persistent_call
+def share_of_hits(model: Classifier, images: Any, labels: Any) -> Any:
     return jnp.mean(model(images).argmax(axis=1) == labels)
 
 
 def train() -> dict[str, Any]:
     images, labels, *unseen = split()
-    state = START
-    losses = []
-    for batch in batches(images, labels, STEPS):
-        state, loss = step(state, *batch)
-        losses.append(float(loss))
-    nnx.update((model, optimizer), state)  # into the objects of this process
+    model = Classifier((64, 32), nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+    metrics = nnx.MultiMetric(hits=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+    model.train()
+    data = batches(images, labels, STEPS)
+    losses = [float(step(model, optimizer, metrics, *batch)) for batch in data]
+    model.eval()
     return {
         "losses": np.array(losses),
-        "hits": share_of_hits(nnx.state((model, optimizer)), *unseen),
-        "params": nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+        "hits": share_of_hits(model, *unseen),
+        "metrics": metrics.compute(),
+        "state": nnx.to_pure_dict(nnx.state((model, optimizer))),
     }
 
 

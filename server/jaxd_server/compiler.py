@@ -17,6 +17,7 @@ import jax
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError
+from jaxd_protocol.jax_objects.nnx_updates import refusing_lost_updates
 from jaxd_server import jax_programs
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.jax_disk_cache import Compilations
@@ -160,7 +161,7 @@ class Compiler:
         @functools.wraps(function)
         def private(*args: Any, **kwargs: Any) -> Any:
             self._counters.add(traces=1)
-            return function(*args, **kwargs)
+            return refusing_lost_updates(function)(*args, **kwargs)
 
         return private
 

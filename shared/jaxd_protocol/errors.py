@@ -22,6 +22,7 @@ __all__ = [
     "InternalError",
     "JaxdError",
     "LimitExceeded",
+    "LostUpdateError",
     "MissingPackage",
     "NoServer",
     "NotInteractive",
@@ -106,6 +107,12 @@ class PackageMismatch(JaxdError, RuntimeError):
 
 class ResultError(JaxdError, TypeError):
     """A function returned something that cannot come home as a tree of arrays."""
+
+    blame = "function"
+
+
+class LostUpdateError(JaxdError, TypeError):
+    """A function changes an object of its caller's in a way that cannot reach the caller."""
 
     blame = "function"
 

@@ -46,12 +46,13 @@ def plain(
     function: Callable[..., Any] | None = None,
     *,
     config: Mapping[str, Any] | None = None,
+    jit: Callable[..., Any] = jax.jit,
     **options: Any,
 ) -> Any:
     """`jax.jit` with the same options, under jax's settings for this function."""
     if function is None:
-        return partial(plain, config=config, **options)
-    jitted = jax.jit(function, **options)
+        return partial(plain, config=config, jit=jit, **options)
+    jitted = jit(function, **options)
     if config is None:
         return jitted
 
@@ -75,12 +76,13 @@ def assert_equal(found: Any, expected: Any) -> None:
         if isinstance(other, str):
             assert leaf == other
             continue
-        mine, theirs = _data(leaf), _data(other)
+        mine, theirs = data_of(leaf), data_of(other)
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
         assert mine.tobytes() == theirs.tobytes(), f"{mine} is not {theirs}"
 
 
-def _data(leaf: Any) -> Any:
+def data_of(leaf: Any) -> Any:
+    """The numbers of an array, or those that a key is made of."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)

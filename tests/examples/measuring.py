@@ -34,18 +34,22 @@ import pickle, re, runpy, sys, warnings
 file, mode = sys.argv[1:]
 sys.path.insert(0, file.rpartition("/")[0])
 import jaxd
+from tests.examples.loading import data_of, plain
 if mode == "plain":
-    from tests.examples.loading import plain
+    import functools
     jaxd.persistent_call = plain
+    if file.endswith("flax_nnx.py"):
+        from flax import nnx
+        jaxd.persistent_call = functools.partial(plain, jit=nnx.jit)
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     before = jaxd.statistics() if mode == "server" else None
     end = runpy.run_path(file, run_name="__main__")
     after = jaxd.statistics() if mode == "server" else None
-import jax, numpy
+import jax
 leaves, structure = jax.tree.flatten(end["RESULTS"])
 report = {
-    "results": [re.sub(" at 0x[0-9a-f]+", "", str(structure)), *map(numpy.asarray, leaves)],
+    "results": [re.sub(" at 0x[0-9a-f]+", "", str(structure)), *map(data_of, leaves)],
     "heard": [str(w.message) for w in heard if w.category.__module__ == "jaxd_protocol.errors"],
     "built": (after.traces - before.traces, after.compiles - before.compiles) if after else None,
 }
@@ -79,7 +83,7 @@ class Example:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """With `jax.jit` for `persistent_call`."""
+        """With `jax.jit` for `persistent_call`; with `nnx.jit` where nnx objects change."""
         return self._run("plain")
 
     @property

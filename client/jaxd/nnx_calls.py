@@ -1,0 +1,161 @@
+"""Calls with flax nnx objects: what the function changes in them changes them here.
+
+As with `nnx.jit`. A function that is called with such an object is compiled as one that returns
+the new values as well, which are then put into the caller's own variables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jaxd.jax_side import loaded_jax, to_jax_keys
+from jaxd.results import PRNGKeys
+from jaxd_protocol.jax_objects.nnx_updates import (
+    GIVEN,
+    Updating,
+    loaded_nnx,
+    variables_of,
+    without_repeated,
+)
+
+if TYPE_CHECKING:
+    from jaxd.persistent_function import PersistentFunction
+
+__all__ = ["NnxCall", "NnxCalls", "holds_nnx_objects"]
+
+_OTHER, _CONTAINER, _OBJECT = range(3)
+_MAX_KINDS: Final = 1000
+_kinds: Final[dict[type, int]] = {}
+
+
+def holds_nnx_objects(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module, a variable or the like is among the arguments, or in containers there."""
+    if loaded_nnx() is None:
+        return False
+    return any(map(_holds, args)) or any(map(_holds, kwargs.values()))
+
+
+def _holds(value: Any) -> bool:
+    kind = _kinds.get(type(value))
+    if kind is None:
+        if len(_kinds) > _MAX_KINDS:
+            _kinds.clear()
+        kind = _kinds[type(value)] = _kind_of(type(value))
+    if kind != _CONTAINER:
+        return kind == _OBJECT
+    return any(map(_holds, value.values() if isinstance(value, dict) else value))
+
+
+def _kind_of(cls: type) -> int:
+    nnx = loaded_nnx()
+    if issubclass(cls, (nnx.Pytree, nnx.Variable)):
+        return _OBJECT
+    return _CONTAINER if issubclass(cls, (tuple, list, dict)) else _OTHER
+
+
+class NnxCall(NamedTuple):
+    """One call with such objects.
+
+    Attributes:
+        function: what is called in the place of the function.
+        variables: the caller's own.
+        args, kwargs: what the caller gives.
+        sent_args, sent_kwargs: what is sent: of a variable that is there twice, only one.
+    """
+
+    function: PersistentFunction[..., Any]
+    variables: list[Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    sent_args: tuple[Any, ...]
+    sent_kwargs: Mapping[str, Any]
+
+    def finish(self, reply: Any) -> Any:
+        """Brings the caller's objects up to date; returns the function's own result."""
+        changes, result, marks = reply
+        for number, value in changes.items():
+            self.variables[number].set_raw_value(_of_jax(value))
+        return self._unmarked(result) if marks else result
+
+    def _unmarked(self, result: Any) -> Any:
+        def given(leaf: Any) -> Any:
+            if not _is_mark(leaf):
+                return leaf
+            (name,) = leaf[GIVEN]
+            return self.args[name] if isinstance(name, int) else self.kwargs[name]
+
+        return loaded_jax().tree.map(given, result, is_leaf=_is_mark)
+
+
+class NnxCalls:
+    """The calls of one function with nnx objects. Thread-safe, as far as the objects are.
+
+    Args:
+        function: what is called.
+        remade: gives the persistent function of another function, with the options of this one.
+        gives_up: whether arguments are donated.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        remade: Callable[[Updating], PersistentFunction[..., Any]],
+        *,
+        gives_up: bool,
+    ) -> None:
+        self._function = function
+        self._remade = remade
+        self._gives_up = gives_up
+        self._lock = threading.Lock()  # guards _made
+        self._made: dict[tuple[tuple[int, ...], bool], PersistentFunction[..., Any]] = {}
+
+    def prepared(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, refuses: bool
+    ) -> NnxCall:
+        """A call with these arguments; one that refuses returns the function's result itself."""
+        given = args, dict(kwargs)
+        variables = variables_of(given)
+        same = _first_places(variables)
+        function = self._updating(same, refuses)
+        return NnxCall(function, variables, *given, *(without_repeated(given) if same else given))
+
+    def clear(self) -> int:
+        """Has the server forget what it built for such calls; returns how many programs."""
+        with self._lock:
+            made = list(self._made.values())
+        return sum(each.clear() for each in made)
+
+    def _updating(self, same: tuple[int, ...], refuses: bool) -> PersistentFunction[..., Any]:
+        with self._lock:
+            made = self._made.get((same, refuses))
+            if made is None:
+                updating = Updating(
+                    self._function, same, refuses=refuses, all_of_them=self._gives_up
+                )
+                made = self._made[same, refuses] = self._remade(updating)
+            return made
+
+
+def _first_places(variables: list[Any]) -> tuple[int, ...]:
+    """For each the number of the first one that is the same; nothing when no two are."""
+    first: dict[int, int] = {}
+    places = tuple(first.setdefault(id(each), number) for number, each in enumerate(variables))
+    return places if len(first) < len(variables) else ()
+
+
+def _is_mark(value: Any) -> bool:
+    return type(value) is dict and GIVEN in value
+
+
+def _of_jax(value: Any) -> Any:
+    """A result as a variable holds it, in whatever form it was asked for."""
+    if type(value) is PRNGKeys:
+        return to_jax_keys(value.impl, value.data)
+    return loaded_jax().tree.map(_array_of_jax, value)
+
+
+def _array_of_jax(value: Any) -> Any:
+    jax = loaded_jax()
+    return value if isinstance(value, jax.Array) else jax.numpy.asarray(value)

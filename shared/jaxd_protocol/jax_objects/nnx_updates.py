@@ -1,0 +1,277 @@
+"""What a function changes in the flax nnx objects that it is given.
+
+jax takes such an object apart, and on the server the function changes one that was put together
+anew. `Updating` says which variables it changed, so that the caller's own can be changed, too.
+It reaches the server inside of the functions that are sent; nothing here is private to flax.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from jaxd_protocol.errors import LostUpdateError
+
+__all__ = [
+    "GIVEN",
+    "Updating",
+    "loaded_nnx",
+    "refusing_lost_updates",
+    "variables_of",
+    "without_repeated",
+]
+
+GIVEN: Final = "jaxd: the argument"
+"""The key of a dict that stands in a result for one of the arguments: `{GIVEN: {0: None}}`."""
+
+
+def loaded_nnx() -> Any:
+    """`flax.nnx`, where it is imported completely, else None."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx if nnx is not None and hasattr(nnx, "Variable") and hasattr(nnx, "State") else None
+
+
+def variables_of(tree: Any) -> list[Any]:
+    """The variables of the nnx objects in a tree, in order, one that is in it twice twice.
+
+    Those of a `State` beside them are left out: who passes one means values, and returns new ones.
+    """
+    import jax
+
+    nnx = loaded_nnx()
+    if nnx is None:
+        return []
+    found = []
+    for each in jax.tree.leaves(tree, is_leaf=_is_own):
+        if isinstance(each, nnx.Pytree | nnx.Variable):
+            inside = jax.tree.leaves(each, is_leaf=_is_variable)
+            found += [leaf for leaf in inside if isinstance(leaf, nnx.Variable)]
+    return found
+
+
+def without_repeated(tree: Any) -> Any:
+    """The tree with a small stand-in for each variable that was there before.
+
+    What it stands for is known to `Updating`; an array need not travel, nor be donated, twice.
+    """
+    import numpy as np
+
+    met: set[int] = set()
+
+    def once(variable: Any) -> Any:
+        if id(variable) not in met:
+            met.add(id(variable))
+            return variable
+        return variable.replace(np.zeros((), np.bool_))
+
+    return _map_variables(once, tree)
+
+
+def _map_variables(do: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with what `do` returns for each of these variables."""
+    import jax
+
+    nnx = loaded_nnx()
+
+    def inside(leaf: Any) -> Any:
+        return do(leaf) if isinstance(leaf, nnx.Variable) else leaf
+
+    def outside(each: Any) -> Any:
+        if isinstance(each, nnx.Pytree | nnx.Variable):
+            return jax.tree.map(inside, each, is_leaf=_is_variable)
+        return each
+
+    return jax.tree.map(outside, tree, is_leaf=_is_own)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, loaded_nnx().Variable)
+
+
+def _is_own(value: Any) -> bool:
+    nnx = loaded_nnx()
+    return isinstance(value, nnx.Pytree | nnx.Variable | nnx.State)
+
+
+class Updating:
+    """A function that also returns what became of the variables that it was given.
+
+    Calls return `(changes, result, marks)`: new values by the number of their variable, what the
+    function returns, and one None for each argument in it, for which a `GIVEN` stands.
+
+    Args:
+        function: what is called.
+        same: for each variable the number of the first place where the caller has the same one;
+            nothing when all are different ones.
+        refuses: a change is an error, and calls return only what the function returns.
+        all_of_them: return what did not change as well: the caller gives up its own arrays.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        same: Sequence[int] = (),
+        *,
+        refuses: bool = False,
+        all_of_them: bool = False,
+    ) -> None:
+        self.function = function
+        self.same = tuple(same)
+        self.refuses = refuses
+        self.all_of_them = all_of_them
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """Whose signature this has."""
+        return self.function
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"__name__", "__qualname__"}:  # what people call the function
+            return getattr(self.__wrapped__, name, type(self.__wrapped__).__qualname__)
+        raise AttributeError(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function.
+
+        Raises:
+            LostUpdateError: when it changes what an object is made of, or what it may not.
+        """
+        args, kwargs = self._tied((args, kwargs))
+        watch = _Watch(args, kwargs)
+        result = self.function(*args, **kwargs)
+        watch.refuse_other_structures(may_replace=not self.same)
+        if self.refuses:
+            watch.refuse_new_values()
+            return result
+        changes = watch.values(all_of_them=self.all_of_them)
+        for number, other in enumerate(self.same):
+            if number != other:
+                changes.pop(number, None)
+        result, marks = _marked(result, args, kwargs)
+        return changes, result, marks
+
+    def _tied(self, tree: Any) -> Any:
+        """The arguments, with one variable wherever the caller has one."""
+        if not self.same:
+            return tree
+        found = variables_of(tree)
+        others = iter([found[other] for other in self.same])
+        return _map_variables(lambda _: next(others), tree)
+
+
+def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is traced for a caller who is told nothing but its result.
+
+    Changes of nnx objects in its arguments would be lost, and are an error.
+    """
+    if isinstance(function, Updating):
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if loaded_nnx() is None:
+            return function(*args, **kwargs)
+        watch = _Watch(args, kwargs)
+        result = function(*args, **kwargs)
+        watch.refuse_other_structures()
+        watch.refuse_new_values()
+        return result
+
+    return call
+
+
+class _Watch:
+    """The variables among some arguments, as they are before the function runs."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import jax
+
+        self._all = args, kwargs
+        # by name as jax orders them
+        self._arguments: dict[Any, Any] = {**dict(enumerate(args)), **dict(sorted(kwargs.items()))}
+        self._variables = variables_of(self._all)
+        self._before = [jax.tree.leaves(each.get_raw_value()) for each in self._variables]
+        self._structures: dict[Any, Any] = {
+            name: jax.tree.structure(value)
+            for name, value in self._arguments.items()
+            if self._variables and variables_of(value)
+        }
+
+    def values(self, *, all_of_them: bool = False) -> dict[int, Any]:
+        """What is in the variables now that was not before, by number.
+
+        Where a variable, or a module, has been replaced by another one, what is in that one.
+        """
+        now = [each.get_raw_value() for each in variables_of(self._all)]
+        return {
+            number: value
+            for number, value in enumerate(now)
+            if all_of_them or not _are_the_same(value, self._before[number])
+        }
+
+    def refuse_other_structures(self, *, may_replace: bool = True) -> None:
+        """Raises an error when an object is made of something else than before.
+
+        Args:
+            may_replace: whether other variables may have taken the places of those before.
+
+        Raises:
+            LostUpdateError: as said.
+        """
+        import jax
+
+        for name, structure in self._structures.items():
+            other: Any = jax.tree.structure(self._arguments[name])
+            if other != structure or not (may_replace or self._has_the_same_variables()):
+                raise LostUpdateError(
+                    f"the function changes what {self._shown(name)} is made of (an attribute that "
+                    "is no array, or which variables there are), and that cannot reach the "
+                    "caller's own object. Do it before the call, as with model.train(); what "
+                    "comes and goes, return."
+                )
+
+    def _has_the_same_variables(self) -> bool:
+        pairs = zip(variables_of(self._all), self._variables, strict=True)
+        return all(one is other for one, other in pairs)
+
+    def refuse_new_values(self) -> None:
+        """Raises: LostUpdateError: when a variable was changed."""
+        owners = [name for name, value in self._arguments.items() for _ in variables_of(value)]
+        for number in self.values():
+            raise LostUpdateError(
+                f"the function changes variables of flax nnx in {self._shown(owners[number])}, "
+                "and that cannot reach the caller's own from there. Pass the modules themselves, "
+                "or in lists, tuples and dicts, and call the function instead of submitting it; "
+                "or split them, and return the new state (nnx.split, nnx.merge)."
+            )
+
+    def _shown(self, name: int | str) -> str:
+        which = f"argument {name}" if isinstance(name, int) else f"the argument {name!r}"
+        return f"{which} (a {type(self._arguments[name]).__name__})"
+
+
+def _are_the_same(value: Any, before: list[Any]) -> bool:
+    import jax
+
+    leaves = jax.tree.leaves(value)
+    pairs = zip(leaves, before, strict=False)
+    return len(leaves) == len(before) and all(one is other for one, other in pairs)
+
+
+def _marked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[None]]:
+    """The result with a `GIVEN` for each nnx object that is one of the arguments itself."""
+    import jax
+
+    nnx = loaded_nnx()
+    own = (nnx.Pytree, nnx.Variable)
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    names = {id(value): name for name, value in given.items() if isinstance(value, own)}
+    marks: list[None] = []
+
+    def mark(leaf: Any) -> Any:
+        if id(leaf) not in names:
+            return leaf
+        marks.append(None)
+        return {GIVEN: {names[id(leaf)]: None}}
+
+    return jax.tree.map(mark, result, is_leaf=lambda each: id(each) in names), marks

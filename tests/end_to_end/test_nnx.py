@@ -1,0 +1,207 @@
+"""flax nnx objects through a server: the caller's own are changed, as by `nnx.jit`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd import Client, persistent_call
+from jaxd.errors import LostUpdateError
+
+nnx: Any = pytest.importorskip("flax.nnx")
+optax: Any = pytest.importorskip("optax")
+
+IMAGES = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+class Model(nnx.Module):  # type: ignore[misc]
+    """Running means, random numbers, and a layer that is there twice."""
+
+    def __init__(self, rngs: Any) -> None:
+        self.one = nnx.Linear(3, 3, rngs=rngs)
+        self.again = self.one
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.25, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.dropout(self.norm(self.again(nnx.relu(self.one(x)))))
+
+
+def start() -> tuple[Any, Any, Any]:
+    """A model, an optimizer and a metric."""
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    return model, optimizer, nnx.metrics.Average("loss")
+
+
+def step(model: Any, optimizer: Any, metric: Any, x: Any) -> Any:
+    """Changes all three, and returns one of them."""
+    loss, slopes = nnx.value_and_grad(lambda model: jnp.mean((model(x) - 1) ** 2))(model)
+    optimizer.update(model, slopes)
+    metric.update(loss=loss)
+    return model, loss
+
+
+def state_after(function: Callable[..., Any]) -> list[Any]:
+    """The numbers in all objects, and the losses, after three steps."""
+    model, *others = start()
+    losses = []
+    for _ in range(3):
+        returned, loss = function(model, *others, IMAGES)
+        assert returned is model
+        losses.append(loss)
+    return [*map(_numbers, jax.tree.leaves(nnx.state((model, *others)))), *losses]
+
+
+def _numbers(leaf: Any) -> Any:
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """What `nnx.jit` makes of it."""
+    return state_after(nnx.jit(step))
+
+
+@pytest.fixture
+def remote_step(client: Client) -> Any:
+    """The step on the common server."""
+    return client.persistent_call(step)
+
+
+def add(variable: Any, x: Any) -> Any:
+    """Changes a variable, and nothing else."""
+    variable[...] = variable[...] + x
+
+
+def test_a_training_leaves_what_nnx_jit_leaves(
+    client: Client, remote_step: Any, expected: list[Any]
+) -> None:
+    """Parameters, moments, running means, counts of random numbers, metrics: bit for bit."""
+    before = client.statistics()
+    found = state_after(remote_step)
+    after = client.statistics()
+    assert after.traces - before.traces == 1
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_objects_that_are_given_up_are_whole_again(client: Client) -> None:
+    """With donation what did not change comes back, too; here from arrays on the server."""
+
+    def scale(model: Any, x: Any) -> None:
+        model.again.kernel[...] *= x
+
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    pair = nnx.List([model])
+    pair.append(nnx.Dict(same=model.kernel, again=model))
+    expected = model.kernel[...] * 4
+    scaling = client.persistent_call(lambda pair, x: scale(pair[1], x), donate_argnums=0)
+    scaling.remote(pair, 2.0)
+    scaling.remote(pair, 2.0)
+    np.testing.assert_array_equal(model.kernel[...], expected)
+    np.testing.assert_array_equal(model.bias[...], np.zeros(3))
+    assert pair[1].same is model.kernel
+
+
+def test_inline_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a server the objects are changed in the same way."""
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    variable = nnx.Variable(jnp.ones(2))
+    persistent_call(add)(variable, 1.0)
+    np.testing.assert_array_equal(variable[...], [2.0, 2.0])
+
+
+def test_a_variable_alone_by_name_and_twice(client: Client) -> None:
+    """Wherever it stands among the arguments, in whatever container."""
+    remote_add = client.persistent_call(lambda pair, *, x: add(pair["one"], x) or pair["one"][...])
+    variable = nnx.Variable(jnp.ones(2))
+    np.testing.assert_array_equal(remote_add({"one": variable}, x=2.0), [3.0, 3.0])
+    np.testing.assert_array_equal(variable[...], [3.0, 3.0])
+
+    def both(one: Any, other: Any) -> None:
+        one[...] += 1
+        other[...] *= 2
+
+    client.persistent_call(both)(variable, variable)
+    np.testing.assert_array_equal(variable[...], [8.0, 8.0])
+
+
+def test_an_awaited_call_brings_the_changes(client: Client) -> None:
+    """They are there when the call has been awaited."""
+    variable = nnx.Variable(jnp.ones(2))
+    asyncio.run(client.persistent_call(add).call_async(variable, 1.0))
+    np.testing.assert_array_equal(variable[...], [2.0, 2.0])
+
+
+def test_results_in_numpy_leave_arrays_of_jax_in_the_variables(client: Client) -> None:
+    """What a variable holds is nnx's business, not the result's form."""
+    variable = nnx.Variable(jnp.ones(2))
+    client.persistent_call(add, results="numpy")(variable, 1.0)
+    assert isinstance(variable.get_raw_value(), jax.Array)
+
+
+def test_a_submitted_call_may_use_objects_and_not_change_them(client: Client) -> None:
+    """Nobody could tell when they would change; the error says so."""
+    variable = nnx.Variable(jnp.ones(2))
+    reading = client.persistent_call(lambda variable, x: variable[...] + x)
+    np.testing.assert_array_equal(reading.submit(variable, 1.0).result(), [2.0, 2.0])
+    with pytest.raises(LostUpdateError, match="call the function instead of submitting it"):
+        client.persistent_call(add).submit(variable, 1.0).result()
+    np.testing.assert_array_equal(variable[...], [1.0, 1.0])
+
+
+def test_a_change_that_cannot_come_home_is_an_error(client: Client) -> None:
+    """An attribute that is no array; a variable in an object that only jax can take apart."""
+    model = Model(nnx.Rngs(0))
+
+    def to_eval(model: Any) -> None:
+        model.eval()
+
+    with pytest.raises(LostUpdateError, match="Do it before the call"):
+        client.persistent_call(to_eval)(model)
+    assert not model.dropout.deterministic
+
+    class Box(SimpleNamespace):
+        """A node of jax's trees."""
+
+    jax.tree_util.register_pytree_node(
+        Box, lambda box: ((box.inner,), None), lambda _, children: Box(inner=children[0])
+    )
+    with pytest.raises(LostUpdateError, match=r"argument 0 \(a Box\)"):
+        client.persistent_call(lambda box: add(box.inner, 1.0))(Box(inner=nnx.Variable(0.0)))
+
+
+def test_what_is_warmed_cleared_and_explained_is_such_a_call(
+    client: Client, remote_step: Any
+) -> None:
+    """They are about the program that a call with the same arguments runs."""
+    arguments = *start(), IMAGES
+    remote_step.warm(*arguments)
+    assert str(remote_step.why(*arguments)).startswith("step: hit")
+    before = client.statistics()
+    remote_step(*arguments)
+    assert client.statistics().traces == before.traces
+    assert remote_step.clear() >= 1
+    assert not str(remote_step.why(*arguments)).startswith("step: hit")
+
+
+def test_threads_share_a_function(client: Client) -> None:
+    """Each has objects of its own."""
+    remote_add = client.persistent_call(add)
+    variables = [nnx.Variable(jnp.full(2, float(i))) for i in range(4)]
+    threads = [threading.Thread(target=remote_add, args=(each, 1.0)) for each in variables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [float(each[...][0]) for each in variables] == [1.0, 2.0, 3.0, 4.0]
