@@ -8,7 +8,7 @@ lost or changed on the way, and what is built for this client must not answer an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_protocol.calls import fingerprint_of
@@ -17,6 +17,7 @@ from jaxd_protocol.fingerprint import Part, There, walk
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.table import ClassId, server_table
+from jaxd_server.captured import Captured
 from jaxd_server.homes import homes
 
 __all__ = ["Arrival", "receive"]
@@ -31,12 +32,14 @@ class Arrival:
         doubt: why it is not what its key says, for people; None when it is.
         objects: everything it reaches that has a number in the walk, by number.
         live: what it only gives to be called back, by number.
+        captured: what of it a trace could change.
     """
 
     function: Callable[..., Any]
     doubt: str | None = None
     objects: tuple[Any, ...] = ()
     live: tuple[Any, ...] = ()
+    captured: Captured = field(default_factory=Captured)
 
 
 def receive(
@@ -67,7 +70,8 @@ def receive(
         there = meaning.there({**arrived.overlays, **arrived.modules}, arrived.sources)
         server_table.keep_only(lambda name, cls: _is_right(name, cls, there, arrived.archives))
     if not meaning.shared:
-        return Arrival(arrived.function)  # its key is like no other
+        # its key is like no other
+        return Arrival(arrived.function, captured=Captured([arrived.function], meaning.ignored))
     walked = walk(arrived.function, name, there, meaning.ignored, arrived.archives)
     found = walked.fingerprint
     _refuse_settings(name, meaning.parts, found.parts)
@@ -81,7 +85,8 @@ def receive(
     objects = tuple(walked.reach.numbered)
     if doubt is None:  # else the numbers may not be those of the client
         homes.add(meaning.fingerprint, objects)
-    return Arrival(arrived.function, doubt, objects, tuple(walked.reach.live))
+    captured = Captured(objects, meaning.ignored)
+    return Arrival(arrived.function, doubt, objects, tuple(walked.reach.live), captured)
 
 
 def _is_right(name: ClassId, cls: type, there: There, archives: Any) -> bool:

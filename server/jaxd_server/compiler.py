@@ -19,6 +19,7 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError
 from jaxd_protocol.jax_objects.nnx_updates import refusing_lost_updates
 from jaxd_server import jax_programs
+from jaxd_server.captured import NOTHING, Captured
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.jax_disk_cache import Compilations
 from jaxd_server.jax_handover import unpack_lowered
@@ -88,6 +89,7 @@ class Compiler:
         arguments: Arguments,
         structure: Any,
         emit: Emit,
+        captured: Captured = NOTHING,
     ) -> LoweredFunction:
         """Traces and lowers a function.
 
@@ -98,15 +100,22 @@ class Compiler:
             arguments: those of the call, static ones included.
             structure: jax's structure of the traced ones, as the program will be called.
             emit: told of the stage.
+            captured: what the function reaches, and must not change.
 
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
+            LostUpdateError: when it changes what it reaches, or nnx objects that it is given.
             ResultError: when its result cannot travel.
         """
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
         try:
-            with pinned(options.config), jax.log_compiles(True), speaking(Voice(emit)):
+            with (
+                pinned(options.config),
+                jax.log_compiles(True),
+                speaking(Voice(emit)),
+                captured.kept(),
+            ):
                 listen_for_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 args, kwargs = arguments

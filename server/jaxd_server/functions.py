@@ -17,6 +17,7 @@ from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.transformations import shown_name, transformed
 from jaxd_server.arrivals import Arrival, receive
+from jaxd_server.captured import Captured
 from jaxd_server.single_flight import SingleFlight
 from jaxd_server.skew import Difference, compare, refuse_missing
 
@@ -84,6 +85,12 @@ class Function:
         """What is traced, once it is unpacked."""
         assert self.arrival is not None, "Functions.unpack comes first"
         return transformed(self.arrival.function, self.options.transformations)
+
+    @property
+    def captured(self) -> Captured:
+        """What tracing it could change, once it is unpacked."""
+        assert self.arrival is not None, "Functions.unpack comes first"
+        return self.arrival.captured
 
     @property
     def doubt(self) -> str | None:

@@ -184,7 +184,13 @@ class Maker:
         aims = Aims(function.name, function.arrival.objects, function.arrival.live)
         with aiming(aims):
             lowered = self._compiler.lower(
-                function.function, function.name, function.options, arguments, structure, call.emit
+                function.function,
+                function.name,
+                function.options,
+                arguments,
+                structure,
+                call.emit,
+                function.captured,
             )
         return self._finish(function, name, call, arguments, recorded, lowered, started)
 

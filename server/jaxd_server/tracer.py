@@ -152,6 +152,7 @@ class Tracer:
             arguments,
             structure_of(dynamic(arguments, function.statics)),
             lambda kind, content: self._tell(order.number, kind, content),
+            function.captured,
         )
 
     def _failed(self, order: Order, error: BaseException) -> Failed:

@@ -153,7 +153,13 @@ class Verifier:
         try:
             with self._compiler.room(), jax_disk_cache.bypassed():
                 lowered = self._compiler.lower(
-                    function.function, name, options, arguments, structure, SILENT
+                    function.function,
+                    name,
+                    options,
+                    arguments,
+                    structure,
+                    SILENT,
+                    function.captured,
                 )
                 program = self._compiler.compile(lowered, name, options, SILENT)
         except Exception as error:
