@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import loaded_jax, to_jax_keys
-from jaxd.results import PRNGKeys
 from jaxd_protocol.jax_objects.nnx_updates import (
     GIVEN,
     Updating,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["with_nnx_objects"]
 
-_CALLS = "_nnx_calls"
 C = TypeVar("C", bound=type)
 Method = Callable[..., Any]
 
@@ -86,7 +85,7 @@ def _submitting(method: Method) -> Method:
 def _clearing(method: Method) -> Method:
     @functools.wraps(method)
     def clear(self: Any) -> Any:
-        calls: NnxCalls | None = self.__dict__.get(_CALLS)
+        calls: NnxCalls | None = self.nnx_calls
         return method(self) + (0 if calls is None else calls.clear())
 
     return clear
@@ -105,10 +104,11 @@ def _nnx_call(
     from jaxd.nnx_calls import NnxCalls, holds_nnx_objects
     from jaxd_protocol.jax_objects.nnx_updates import Updating
 
-    if isinstance(function.__wrapped__, Updating) or not holds_nnx_objects(args, kwargs):
+    if isinstance(function.__wrapped__, Updating) or function.is_derived:
+        return None  # whoever derives a function derives one that returns what it changes
+    if not holds_nnx_objects(args, kwargs):
         return None
-    calls: NnxCalls | None = function.__dict__.get(_CALLS)
-    if calls is None:
+    if function.nnx_calls is None:
         made = NnxCalls(function.__wrapped__, function.remade, gives_up=function.donates)
-        calls = function.__dict__.setdefault(_CALLS, made)
-    return calls.prepared(args, kwargs, refuses=refuses)
+        function.nnx_calls = made  # of two threads, one makes it in vain
+    return function.nnx_calls.prepared(args, kwargs, refuses=refuses)

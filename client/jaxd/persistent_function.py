@@ -22,10 +22,10 @@ from jaxd_protocol.errors import TracerError
 from jaxd_protocol.nested import PlainInside
 
 if TYPE_CHECKING:
-    from jaxd.nnx_calls import NnxCalls
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
+    from jaxd.nnx_calls import NnxCalls
     from jaxd.warming import Warmed
     from jaxd.why import Why
 
@@ -65,7 +65,15 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = ("_derived", "_find_caller", "_identities", "_inline", "_manner", "_nnx_calls", "_options")
+    __slots__ = (
+        "_derived",
+        "_find_caller",
+        "_identities",
+        "_inline",
+        "_manner",
+        "_options",
+        "nnx_calls",
+    )
 
     def __init__(
         self,
@@ -84,7 +92,7 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         self._manner = manner
         self._identities = Identities(base or function, options, ignored, ship)
         self._derived = {}
-        self._nnx_calls: NnxCalls | None = None
+        self.nnx_calls: NnxCalls | None = None
         self._inline: Callable[..., Any] | None = None
         self.after_fork()
         forget_after_fork(self)
@@ -245,6 +253,11 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         """Another function with the options of this one, on its server."""
         how = self._find_caller, self._manner, *self._identities.ways
         return PersistentFunction(function, self._options, *how)
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it is another function behind transformations."""
+        return bool(self._options.transformations)
 
     @property
     def donates(self) -> bool:

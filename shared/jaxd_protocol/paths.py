@@ -1,8 +1,8 @@
 """Where the local server of one user and one environment keeps its files.
 
 The auto-started server belongs to one environment: its directory is named by a digest of
-`sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual environment,
-another Python, another jaxd or an upgraded jax finds another server (or starts one).
+`sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual
+environment, another Python, another jaxd or an upgraded jax finds another server (or starts one).
 """
 
 from __future__ import annotations

@@ -43,18 +43,18 @@ def test_jaxs_frames_are_shown_where_jax_shows_them() -> None:
     filtering = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
     counts = []
     try:
-        jax.config.update("jax_traceback_filtering", "off")  # type: ignore[no-untyped-call]
+        jax.config.update("jax_traceback_filtering", "off")
         with pytest.raises(TypeError) as caught:
             fail()
         found = describe_failure(caught.value)
         for setting in ("off", "auto"):
-            jax.config.update("jax_traceback_filtering", setting)  # type: ignore[no-untyped-call]
+            jax.config.update("jax_traceback_filtering", setting)
             error = raised_by(found, "step", CONNECTION)
             names = [f.f_globals["__name__"] for f, _ in traceback.walk_tb(error.__traceback__)]
             counts.append(sum(name.startswith("jax.") for name in names))
             assert names[0] == __name__
     finally:
-        jax.config.update("jax_traceback_filtering", filtering)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_traceback_filtering", filtering)
     assert counts[0] > counts[1] == 0
 
 
