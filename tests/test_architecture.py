@@ -62,6 +62,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/parts.py",
     "server/jaxd_server/result_forms.py",
     "server/jaxd_server/signature.py",
+    "server/jaxd_server/stages.py",
     "server/jaxd_server/target.py",
     "server/jaxd_server/tracer.py",
     "server/jaxd_server/value_desk.py",

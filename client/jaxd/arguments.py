@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.lazy import LazyArray
 from jaxd.origin import Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
+from jaxd.undeclared import (
+    is_code,
+    is_plain_object,
+    name_of,
+    refuse_array_like,
+    refuse_masked,
+)
 from jaxd_protocol.elsewhere import Row
 from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.numbers import plain_number
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.trees.layout import COUNT
@@ -63,12 +71,15 @@ def encode_arguments(
     so that results can come back as their instances, and with them. Large contiguous arrays are
     not copied: the buffers are views of them.
 
+    What jax cannot trace becomes part of the structure, unless `statics` is strict.
+
     Raises:
         ArgumentError: when a value is of no use to jax.
+        ValueError: as jax, when it is a masked array, or a static position is none.
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(met, keeper)
+    encoder = ArgumentEncoder(met, keeper, statics.strict)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
@@ -92,7 +103,7 @@ class ArgumentEncoder(TreeEncoder):
 
     types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
 
-    def __init__(self, met: dict[Any, Any], keeper: object = None) -> None:
+    def __init__(self, met: dict[Any, Any], keeper: object = None, strict: bool = False) -> None:
         super().__init__()
         self.values: list[Stretch] = []
         self._place: tuple[Origin | None, int] = (None, 0)  # of the last stretch
@@ -102,6 +113,7 @@ class ArgumentEncoder(TreeEncoder):
         self.heads: dict[int, bytes] = {}
         self._met = met
         self._keeper = keeper
+        self._strict = strict
 
     @property
     def rows(self) -> list[Row]:
@@ -111,8 +123,9 @@ class ArgumentEncoder(TreeEncoder):
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
         """Appends the arguments, the static ones as part of the structure."""
         self._skeleton += (b"T", COUNT.pack(2), b"T", COUNT.pack(len(args)))
+        positions = statics.at(len(args))
         for position, value in enumerate(args):
-            self._argument(value, position in statics.positions)
+            self._argument(value, position in positions)
         self._skeleton += (b"D", COUNT.pack(len(kwargs)))
         for name, value in kwargs.items():
             self._skeleton.append(dump_literal(name))
@@ -124,19 +137,21 @@ class ArgumentEncoder(TreeEncoder):
         elif is_literal(value):
             self.static(value)
         else:
-            self._pickled_static(value)
+            from jaxd_protocol.packing import pack
 
-    def _pickled_static(self, value: Any) -> None:
-        from jaxd_protocol.packing import pack
+            what = f"a static argument of type {type(value).__name__}"
+            self._packed_static(value, pack(value, what))
 
-        data = pack(value, f"a static argument of type {type(value).__name__}")
+    def _packed_static(self, value: Any, data: Packed) -> None:
         self._meet(value, data)
         self._skeleton += (b"Q", COUNT.pack(len(data)), data)
 
     def other(self, value: Any) -> None:
         """Appends an array, a named tuple, an object's leaves, or a pickle of what else this is."""
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
+            self._object(value)
+        elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             self._numpy(numpy, value)
         elif isinstance(value, RemoteArray):
             self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
@@ -153,7 +168,7 @@ class ArgumentEncoder(TreeEncoder):
         elif isinstance(value, tuple) and hasattr(type(value), "_fields") and _by_name(type(value)):
             self._named_tuple(value)
         elif not self._taken_apart(value):
-            self._pickled(value)
+            self._leaf(value)
 
     def large(self, data: memoryview) -> None:
         """Puts the bytes of an array beside the message; its spec was appended just before."""
@@ -179,6 +194,8 @@ class ArgumentEncoder(TreeEncoder):
         self._pickled(value)
 
     def _numpy(self, numpy: Any, value: Any) -> None:
+        if type(value) is not numpy.ndarray:
+            refuse_masked(value)
         array = numpy.asarray(value)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
@@ -202,10 +219,42 @@ class ArgumentEncoder(TreeEncoder):
             self.node(leaf)
         return True
 
+    def undeclared(self, value: Any) -> None:
+        """Appends a literal that jax cannot trace, static without being declared."""
+        if not self._strict:
+            self._skeleton.append(_NAMELESS)
+        self.static(value)
+
+    def _leaf(self, value: Any) -> None:
+        number = plain_number(value)
+        if number is None:
+            self._object(value)
+        else:
+            self.node(number)
+
+    def _object(self, value: Any) -> None:
+        """Appends what is no data: as part of the structure, or as a leaf where only jax knows."""
+        refuse_array_like(value)
+        if self._strict or not is_plain_object(value):
+            self._pickled(value)
+        elif is_literal(value):
+            self.undeclared(value)
+        else:
+            from jaxd_protocol.packing import pack
+
+            data = pack(value, f"an argument of type {type(value).__name__}")
+            if len(data) <= _MAX_STATIC_BYTES:
+                self._skeleton += (b"X", dump_literal(name_of(value)))
+                self._packed_static(value, data)
+            else:  # in one piece: nothing of it may be left out where a call is recorded
+                self._meet(value, data)
+                self._skeleton += (b"P", COUNT.pack(0))
+                self.beside(memoryview(data))
+
     def _pickled(self, value: Any) -> None:
         from jaxd_protocol.packing import pack_out_of_band
 
-        if _is_code(value):
+        if self._strict and is_code(value):
             raise ArgumentError(
                 f"an argument is a {type(value).__name__}, which jax cannot trace. Declare it in "
                 "static_argnames, or make it part of the function with functools.partial."
@@ -222,12 +271,10 @@ class ArgumentEncoder(TreeEncoder):
         self._met.update(data.objects)
 
 
-def _is_code(value: Any) -> bool:
-    """Whether this is a function or the like, and no callable node of a tree, such as a layer."""
-    if isinstance(value, type):
-        return True
-    jax = loaded_jax()
-    return callable(value) and (jax is None or jax.tree_util.all_leaves((value,)))
+_NAMELESS: Final = b"X" + dump_literal("")
+
+_MAX_STATIC_BYTES: Final = 1 << 16
+"""What is larger travels beside the message and not in the skeleton, which is kept and hashed."""
 
 
 def _by_name(cls: type) -> bool:
@@ -235,3 +282,6 @@ def _by_name(cls: type) -> bool:
     from jaxd_protocol.installed import is_local_module
 
     return not is_local_module(cls.__module__) and "<" not in cls.__qualname__
+
+
+ArgumentEncoder.types.update(dict.fromkeys((str, bytes), ArgumentEncoder.undeclared))

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from jaxd.caller import Caller, HasCaller, default_caller
-from jaxd.option_values import Ship, check_option_values
+from jaxd.jit_options import (
+    check_arguments,
+    check_function,
+    names_of,
+    packed_shardings,
+    positions_of,
+)
+from jaxd.option_values import Ship, StaticRule, check_option_values
 from jaxd.persistent_function import Manner, PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
@@ -26,7 +33,10 @@ class CallOptions(TypedDict, total=False):
 
     Attributes:
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline,
-            compiler_options: as in `jax.jit`.
+            in_shardings, out_shardings, compiler_options: as in `jax.jit`.
+        static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
+            functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
+            `jax.jit`, it is an error unless its argument is declared static.
         server: `unix:///path` or `tcp://host:port`.
         host: a TCP host instead of `server`; localhost when only `port` is given.
         port: a TCP port instead of `server`; 18861 when only `host` is given.
@@ -56,7 +66,10 @@ class CallOptions(TypedDict, total=False):
     donate_argnames: str | Iterable[str] | None
     keep_unused: bool
     inline: bool
+    in_shardings: Any
+    out_shardings: Any
     compiler_options: Mapping[str, Any] | None
+    static: StaticRule
     server: str | Address | None
     host: str | None
     port: int | None
@@ -99,7 +112,8 @@ def persistent_call(
 
     Raises:
         ConfigurationError: when an option's value or an address is not usable.
-        TypeError: for an option that does not exist.
+        TypeError: for an option that does not exist, and as `jax.jit` for what is no function.
+        ValueError: as `jax.jit`, for positions and names that the function does not have.
     """
     unknown = sorted(options.keys() - CallOptions.__annotations__.keys())
     if unknown:
@@ -110,9 +124,10 @@ def persistent_call(
     check_option_values(options)  # an error here, not at the first call
     if function is None:
         return functools.partial(persistent_call, **options)
+    check_function(function)
     return PersistentFunction(
         function,
-        _jit_options(options),
+        _jit_options(function, options),
         _find_caller(options),
         Manner(
             dict(options.get("config") or {}),
@@ -120,19 +135,22 @@ def persistent_call(
             options.get("timeout_s"),
             options.get("strict", False),
         ),
-        _names(options.get("ignore")) or (),
+        names_of(options.get("ignore")) or (),
         options.get("ship", "value"),
     )
 
 
-def _jit_options(given: CallOptions) -> Options:
+def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
     options = Options(
-        static_argnums=_integers(given.get("static_argnums")),
-        static_argnames=_names(given.get("static_argnames")),
-        donate_argnums=_integers(given.get("donate_argnums")),
-        donate_argnames=_names(given.get("donate_argnames")),
+        static_argnums=positions_of(given.get("static_argnums")),
+        static_argnames=names_of(given.get("static_argnames")),
+        donate_argnums=positions_of(given.get("donate_argnums")),
+        donate_argnames=names_of(given.get("donate_argnames")),
         keep_unused=given.get("keep_unused", False),
         inline=given.get("inline", False),
+        in_shardings=packed_shardings("in_shardings", given.get("in_shardings")),
+        out_shardings=packed_shardings("out_shardings", given.get("out_shardings")),
+        static=given.get("static", "auto"),
         compiler_options=tuple(sorted((given.get("compiler_options") or {}).items())),
         extra_key=given.get("extra_key"),
     )
@@ -142,6 +160,7 @@ def _jit_options(given: CallOptions) -> Options:
         raise ConfigurationError(
             f"an option cannot be part of a key: {error}. Use numbers, text and tuples of them."
         ) from error
+    check_arguments(function, options)
     return options
 
 
@@ -160,15 +179,3 @@ def _find_caller(given: CallOptions) -> Callable[[], Caller | None]:
         return found[0]
 
     return find
-
-
-def _integers(value: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _names(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, str) else tuple(value)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import NoServer
+from jaxd_protocol.jax_objects.static_leaves import close_arguments, opening
+from jaxd_protocol.statics import Statics, statics_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.warming import Warmed
 
-__all__ = ["finished", "inline_function", "warm_inline"]
+__all__ = ["InlineStages", "finished", "inline_function", "warm_inline"]
 
 R = TypeVar("R")
 
@@ -33,14 +36,15 @@ def inline_function(
     Raises:
         NoServer: when this process has no jax to run it with.
     """
-    jitted: Callable[..., Any] = _jitted(function, options)
-    if not config and results != "numpy":
-        return jitted
+    jitted, statics = _jitted(function, options)
+    if not config and results != "numpy" and statics.strict:
+        return jitted  # type: ignore[no-any-return]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         import jax
 
         with _settings(config or {}):
+            args, kwargs = close_arguments(args, kwargs, statics)
             result = jitted(*args, **kwargs)
         return jax.tree.map(_to_numpy, result) if results == "numpy" else result
 
@@ -61,9 +65,10 @@ def warm_inline(
     """
     from jaxd.warming import Warmed
 
-    jitted = _jitted(function, options)
+    jitted, statics = _jitted(function, options)
     started = time.perf_counter()
     with _settings(config):
+        args, kwargs = close_arguments(args, dict(kwargs), statics)
         jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
     return Warmed("compile", time.perf_counter() - started)
 
@@ -80,7 +85,38 @@ def finished(call: Callable[[], R]) -> Future[R]:
     return future
 
 
-def _jitted(function: Callable[..., Any], options: Options) -> Any:
+class InlineStages:
+    """`lower` and `trace` of the jitted function, under its settings.
+
+    Args:
+        function: what is jitted.
+        options: how.
+        config: jax's settings for it.
+
+    Raises:
+        NoServer: when this process has no jax.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], options: Options, config: Mapping[str, Any]
+    ) -> None:
+        self._jitted, self._statics = _jitted(function, options)
+        self._config = config
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """jax's own `Lowered`."""
+        with _settings(self._config):
+            args, kwargs = close_arguments(args, kwargs, self._statics)
+            return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """jax's own `Traced`."""
+        with _settings(self._config):
+            args, kwargs = close_arguments(args, kwargs, self._statics)
+            return self._jitted.trace(*args, **kwargs)
+
+
+def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, Statics]:
     try:
         import jax
     except ImportError as error:
@@ -88,7 +124,20 @@ def _jitted(function: Callable[..., Any], options: Options) -> Any:
             "JAXD_INLINE=1 runs functions in this process, which has no jax. "
             "Run: pip install 'jaxd[server]', or unset JAXD_INLINE."
         ) from error
-    return jax.jit(function, **options.jit_arguments())
+    statics = statics_of(function, options)
+    opened = function if statics.strict else _opening(function, statics)
+    return jax.jit(opened, **options.jit_arguments()), statics
+
+
+def _opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+    """The same one each time, so that jax finds what it has compiled for it."""
+    try:
+        return _openings(function, statics)
+    except TypeError:  # it cannot be hashed
+        return opening(function, statics)
+
+
+_openings = lru_cache(maxsize=1024)(opening)
 
 
 @contextmanager

@@ -1,20 +1,30 @@
 """Nodes of trees, made by what this process has registered with jax for their class.
 
-Uses `PyTreeDef.from_node_data_and_children`, which jax does not document.
+Mappings whose keys are no plain values, or that make values by themselves, need no jax. For the
+rest: `PyTreeDef.from_node_data_and_children`, which jax does not document.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, Final
 
 from jaxd.jax_side import loaded_jax
 from jaxd_protocol.errors import ResultError
 
-__all__ = ["is_registered", "structure", "unflatten"]
+__all__ = ["is_mapping", "is_registered", "structure", "unflatten"]
+
+
+def is_mapping(cls: type) -> bool:
+    """Whether instances of a class are keys and values, for which jax is not needed."""
+    return cls in _MAPPINGS
 
 
 def is_registered(cls: type) -> bool:
-    """Whether jax is imported and knows how to make instances of a class."""
+    """Whether instances of a class can be made: by itself, or because jax is imported."""
+    if is_mapping(cls):
+        return True
     try:
         return loaded_jax() is not None and _structure(cls, None, 0) is not None
     except (RuntimeError, ValueError):  # which of them depends on the version
@@ -28,6 +38,8 @@ def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
         ResultError: when the class does not take these.
     """
     try:
+        if cls in _MAPPINGS:
+            return _MAPPINGS[cls](aux, children)
         return _structure(cls, aux, len(children)).unflatten(children)
     except Exception as error:
         raise ResultError(
@@ -62,3 +74,15 @@ def _structure(cls: type, aux: Any, count: int) -> Any:
     leaf = tools.tree_structure(0)
     make = tools.PyTreeDef.from_node_data_and_children
     return make(tools.default_registry, (cls, aux), [leaf] * count)
+
+
+def _default_dict(aux: Any, children: list[Any]) -> Any:
+    factory, keys = aux
+    return defaultdict(factory, zip(keys, children, strict=True))
+
+
+_MAPPINGS: Final[dict[type, Callable[[Any, list[Any]], Any]]] = {
+    dict: lambda keys, children: dict(zip(keys, children, strict=True)),
+    OrderedDict: lambda keys, children: OrderedDict(zip(keys, children, strict=True)),
+    defaultdict: _default_dict,
+}

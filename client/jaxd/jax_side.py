@@ -19,6 +19,7 @@ __all__ = [
     "encode_jax",
     "loaded_jax",
     "logs_compiles",
+    "refuse_no_shardings",
     "refuse_settings_that_stay",
     "require_jax",
     "to_jax",
@@ -84,6 +85,27 @@ def refuse_settings_that_stay() -> None:
                 f"{name} is {mine!r} in this process, and always {value!r} on a server. Set it "
                 "back, or run the function here with JAXD_INLINE=1."
             )
+
+
+def refuse_no_shardings(option: str, value: Any) -> None:
+    """Returns when a tree holds nothing but shardings, specs of partitions, formats and None.
+
+    Raises:
+        TypeError: as jax, when there is something else in it.
+    """
+    jax = loaded_jax()
+    leaves = [value] if jax is None else jax.tree.leaves(value, is_leaf=lambda leaf: leaf is None)
+    for leaf in leaves:
+        if jax is None or not (leaf is None or isinstance(leaf, _kinds_of_sharding(jax))):
+            raise TypeError(
+                f"{option} leaf specifications are expected to be PartitionSpec instances or "
+                f"None, but got {leaf}. Give shardings, which jax.sharding has."
+            )
+
+
+def _kinds_of_sharding(jax: Any) -> tuple[type, ...]:
+    layout = importlib.import_module("jax.experimental.layout")
+    return jax.sharding.Sharding, jax.sharding.PartitionSpec, layout.Format
 
 
 @lru_cache(maxsize=1)

@@ -11,13 +11,17 @@ from jaxd.results import ResultsAs
 from jaxd_protocol.calls import CONFIG_DEFAULTS, normal_config
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["Ship", "check_option_values"]
+__all__ = ["Ship", "StaticRule", "check_option_values"]
+
+StaticRule = Literal["auto", "jax"]
+"""What becomes of arguments that jax cannot trace and that are not declared static."""
 
 Ship = Literal["value", "source"]
 """How the user's own code travels: as the values that are reached, or as files of packages."""
 
 _RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax", "remote")
 _SHIP: tuple[Ship, ...] = ("value", "source")
+_STATIC: tuple[StaticRule, ...] = ("auto", "jax")
 _PLACES = ("server", "host", "port", "token")
 
 
@@ -32,6 +36,7 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     _check_timeout(options.get("timeout_s"))
     _check_strict(options.get("strict", False))
     _check_ship(options.get("ship", "value"))
+    _check_static(options.get("static", "auto"))
     _check_config(options.get("config"))
     _check_compiler_options(options.get("compiler_options"))
 
@@ -84,6 +89,14 @@ def _check_ship(ship: object) -> None:
     if not isinstance(ship, str) or ship not in _SHIP:
         raise ConfigurationError(
             f"ship={ship!r} is no way to send code. Use one of: {', '.join(map(repr, _SHIP))}."
+        )
+
+
+def _check_static(static: object) -> None:
+    if not isinstance(static, str) or static not in _STATIC:
+        raise ConfigurationError(
+            f"static={static!r} is no rule for static arguments. "
+            f"Use one of: {', '.join(map(repr, _STATIC))}."
         )
 
 

@@ -14,7 +14,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
-from jaxd.jax_nodes import is_registered, structure, unflatten
+from jaxd.jax_nodes import is_mapping, is_registered, structure, unflatten
 from jaxd.remote_objects import RemoteObject
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees.references import Reference, load_reference
@@ -124,7 +124,7 @@ class OwnObjects:
 
     def may_make(self, cls: type) -> bool:
         """Whether instances of an installed class may be made."""
-        return self._is_expected(cls)
+        return is_mapping(cls) or self._is_expected(cls)
 
     # other objects ----------------------------------------------------------------------------
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from jaxd.caller import Caller
 from jaxd.encoded import Encoded
 from jaxd.forking import forget_after_fork
 from jaxd.identities import Identities
-from jaxd.jax_side import current_config
+from jaxd.inspected import Inspected
 from jaxd.nnx_methods import with_nnx_objects
 from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
@@ -24,10 +23,7 @@ from jaxd_protocol.nested import PlainInside
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.identity import Spec
     from jaxd.nnx_calls import NnxCalls
-    from jaxd.warming import Warmed
-    from jaxd.why import Why
 
 __all__ = ["Manner", "PersistentFunction"]
 
@@ -58,10 +54,10 @@ class Manner(NamedTuple):
 
 
 @with_nnx_objects
-class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
+class PersistentFunction(Transformable, Inspected[P], PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
-    Thread-safe. Inside of another persistent function it is the plain function.
+    Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
@@ -72,6 +68,7 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         "_inline",
         "_manner",
         "_options",
+        "jit_options",
         "nnx_calls",
     )
 
@@ -88,6 +85,7 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._options = options
+        self.jit_options = options.of_jit()
         self._find_caller = find_caller
         self._manner = manner
         self._identities = Identities(base or function, options, ignored, ship)
@@ -186,69 +184,6 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
             for future in flying:
                 future.cancel()
 
-    @property
-    def fingerprint(self) -> str:
-        """The hex name of what the function means, as it is now.
-
-        Raises:
-            PackingError: when it reaches something that cannot travel.
-        """
-        return self._spec(self._current_config()).identity.fingerprint.hex()
-
-    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
-        """What this call would do, and why; runs, compiles and counts nothing.
-
-        Without the arguments that the function needs, the answer is about all calls of it.
-
-        Raises:
-            NoServer: when there is no server to ask, as with `JAXD_INLINE=1`.
-            JaxdError: when such a call could not be made; see `jaxd.errors`.
-        """
-        from jaxd.why import asked_server, explain, is_call
-
-        caller = asked_server(self._find_caller())
-        config = self._current_config()
-        spec = self._spec(config)
-        skeleton = None
-        if is_call(self.__wrapped__, args, kwargs):
-            skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
-            if skeleton in spec.identity.pinned:  # else the call will pin it, and not the question
-                spec = self._identities.settle(spec, skeleton, config)
-        return explain(caller, spec, self.__wrapped__, skeleton)
-
-    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
-        """Builds what a call with such arguments needs, or loads it; runs nothing.
-
-        Anything with `shape` and `dtype` stands for an array, also inside of trees; numbers and
-        static arguments are given as they are.
-
-        Raises:
-            BaseException: what the function raises while it is traced.
-            JaxdError: when it cannot be built; see `jaxd.errors`.
-        """
-        from jaxd.warming import encode_warming, warm
-
-        caller = self._find_caller()
-        if caller is None:
-            return self._warm_inline(args, kwargs)
-        config = self._current_config()
-        spec = self._identities.spec(config)
-        call = encode_warming(caller, spec, args, kwargs, self._manner.strict)
-        return warm(caller, self._settled(caller, call, config))
-
-    def clear(self) -> int:
-        """Has the server forget what it built of the function; returns how many programs.
-
-        On disk as well. The next call builds anew. Versions of the function that are no more,
-        and those under jax settings that it was not called with here, stay.
-
-        Raises:
-            NoServer: when there is no server, as with `JAXD_INLINE=1`.
-        """
-        from jaxd.warming import forget
-
-        return forget(self._find_caller(), self._spec(self._current_config()))
-
     def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
         """Another function with the options of this one, on its server."""
         how = self._find_caller, self._manner, *self._identities.ways
@@ -264,10 +199,6 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         """Whether arguments are given up to calls."""
         return bool(self._options.donate_argnums or self._options.donate_argnames)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As for any function: found on an instance, the instance is the first argument."""
-        return self if instance is None else MethodType(self, instance)
-
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
 
@@ -280,11 +211,6 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
             )
         return self._inline(*args, **kwargs)
 
-    def _warm_inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
-        from jaxd.inline import warm_inline
-
-        return warm_inline(self.__wrapped__, self._options, self._manner.config, args, kwargs)
-
     def _submit(
         self,
         caller: Caller,
@@ -293,17 +219,6 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> Future[R]:
         return caller.submit(self._encode(caller, config, args, kwargs))
-
-    def _current_config(self) -> Mapping[str, Any]:
-        """The configuration of this moment and thread, with what the function says of it."""
-        config = current_config()
-        return {**config, **self._manner.config} if self._manner.config else config
-
-    def _spec(self, config: Mapping[str, Any]) -> Spec:
-        """The function as it is now, under a configuration; for who does not call it."""
-        spec = self._identities.spec(config)
-        spec.identity.is_fresh = False
-        return spec
 
     def _encode(
         self,
@@ -318,10 +233,3 @@ class PersistentFunction(Transformable, PlainInside, Generic[P, R]):
         call = caller.encode(spec, args, kwargs, timeout_s, results or manner, strict)
         return self._settled(caller, call, config)
 
-    def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
-        """The call, of the function as calls with such arguments mean it."""
-        settled = self._identities.settle(call.spec, call.skeleton, config)
-        if settled is call.spec:
-            return call
-        caller.remember(settled)
-        return call._replace(spec=settled)

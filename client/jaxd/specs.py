@@ -32,7 +32,7 @@ def encode_specs(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = _SpecEncoder(met)
+    encoder = _SpecEncoder(met, strict=statics.strict)
     encoder.call(args, kwargs, statics)
     return encoder.skeleton, encoder.buffers
 

@@ -33,7 +33,7 @@ class Advice(NamedTuple):
     """One thing that would make a function compile less.
 
     Attributes:
-        kind: `scalar`, `static`, `shapes` or `array`.
+        kind: `scalar`, `static`, `undeclared`, `shapes` or `array`.
         function: whom it is about.
         subject: what it is about: ``global LR``, ``argument x``.
         text: what is wrong, and what to do.
@@ -80,6 +80,7 @@ def advice_for(record: Record, versions: Sequence[Record]) -> list[Advice]:
     return [
         *_many_values(record.description, versions),
         *_many_shapes(record),
+        *_many_static_values(record),
         *_large_arrays(record.description),
     ]
 
@@ -107,10 +108,10 @@ def _many_values(described: Description, versions: Sequence[Record]) -> Iterator
 
 
 def _many_shapes(record: Record) -> Iterator[Advice]:
-    """For an argument whose shape, or whose static number, changes from call to call."""
+    """For an argument whose shape changes from call to call."""
     name = record.description.short_name
-    for path, texts in _texts_by_path(record, "leaf").items():
-        shapes = [text for text in texts if _ARRAY.match(text)]
+    for path, forms in _forms_by_path(record, "leaf").items():
+        shapes = [form.text for form in forms if _ARRAY.match(form.text)]
         if len(shapes) >= MANY_SHAPES:
             yield Advice(
                 "shapes",
@@ -120,9 +121,26 @@ def _many_shapes(record: Record) -> Iterator[Advice]:
                 f"({', '.join(shapes[:2])}, …): pad it to a few sizes, such as powers of two, and "
                 "mask the rest, or collect inputs of one size; each new shape is a new program.",
             )
-    for path, texts in _texts_by_path(record, "static").items():
-        numbers = [text for text in texts if _NUMBER.fullmatch(text)]
-        if len(numbers) >= MANY_SHAPES:
+
+
+def _many_static_values(record: Record) -> Iterator[Advice]:
+    """For what is static and has another value in each call."""
+    name = record.description.short_name
+    declared = _declared(record.description)
+    for path, forms in _forms_by_path(record, "static").items():
+        numbers = [form.text for form in forms if _NUMBER.fullmatch(form.text)]
+        if path not in declared and len(forms) >= MANY_SHAPES:
+            shown = list(dict.fromkeys(form.text for form in forms))[:2]
+            yield Advice(
+                "undeclared",
+                record.description.name,
+                f"argument {path}",
+                f"{name} has been compiled for {len(forms)} values of argument {path} "
+                f"({', '.join(shown)}, …), which jax cannot trace, so that each value has a "
+                "program of its own: pass what changes from call to call as numbers or arrays, "
+                "such as the index of a choice for jax.lax.switch.",
+            )
+        elif len(numbers) >= MANY_SHAPES:
             yield Advice(
                 "static",
                 record.description.name,
@@ -133,13 +151,21 @@ def _many_shapes(record: Record) -> Iterator[Advice]:
             )
 
 
-def _texts_by_path(record: Record, kind: str) -> dict[str, dict[str, None]]:
+def _declared(described: Description) -> set[str]:
+    """Names of the arguments that are declared static."""
+    nums, names = described.options.static_argnums, described.options.static_argnames
+    count = len(described.parameters)
+    positions = {n + count if n < 0 else n for n in nums or ()}
+    return {*(names or ()), *(p for i, p in enumerate(described.parameters) if i in positions)}
+
+
+def _forms_by_path(record: Record, kind: str) -> dict[str, dict[Form, None]]:
     """For each place in the arguments, what stood there, in order of appearance."""
-    found: dict[str, dict[str, None]] = {}
+    found: dict[str, dict[Form, None]] = {}
     for built in record.built:
         for name, argument in built.arguments.items():
             for path, leaf in _leaves(argument.form, kind):
-                found.setdefault(name + path, {})[leaf.text] = None
+                found.setdefault(name + path, {})[leaf] = None
     return found
 
 

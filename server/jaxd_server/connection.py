@@ -116,6 +116,10 @@ class ServerConnection(BulkConnection):
             return self._on_call(seq, args, frame)
         if verb in OPERATIONS or verb in INQUIRIES:
             return self._on_operation(seq, partial(self._workshop.operations.answer, verb, args))
+        if verb == "stages":
+            source = Asking(self, seq)
+            show = self._workshop.stages.answer
+            return self._on_operation(seq, partial(show, source, args, frame.buffers))
         if verb in VALUE_VERBS:
             return self._on_operation(seq, partial(self._desk.answer, verb, args, frame.buffers))
         self._share.settle()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, close_untraceable
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import (
@@ -26,6 +27,7 @@ from jaxd_server.jax_private import key_array, weak_array
 
 __all__ = [
     "Arguments",
+    "build_arguments",
     "call_order",
     "dynamic",
     "empty_leaves",
@@ -46,8 +48,26 @@ def parse_arguments(skeleton: bytes) -> Layout:
 
     Raises:
         ProtocolError: when it cannot be read, or names a class that is not here.
+        ArgumentError: when a part that jax cannot trace has no content.
     """
-    return parse_skeleton(skeleton, _named_tuple_class, unpack, open_template=_unflatten)
+    return parse_skeleton(
+        skeleton, _named_tuple_class, unpack, open_template=_unflatten, close=StaticLeaf
+    )
+
+
+def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> Arguments:
+    """The arguments of a call; what jax cannot trace is closed, unless `statics` is strict.
+
+    Raises:
+        ArgumentError: when a part that jax cannot trace has no content.
+    """
+    arguments: Arguments = layout.build(
+        [
+            close_untraceable(value, strict=statics.strict) if leaf.tag == "P" else value
+            for leaf, value in zip(layout.leaves, leaves, strict=True)
+        ]
+    )
+    return arguments
 
 
 def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) -> type:
@@ -158,8 +178,9 @@ def dynamic(arguments: Arguments, statics: Statics) -> Arguments:
     args, kwargs = arguments
     if not statics:
         return args, kwargs
+    positions = statics.at(len(args))
     return (
-        tuple(value for i, value in enumerate(args) if i not in statics.positions),
+        tuple(value for i, value in enumerate(args) if i not in positions),
         {name: value for name, value in kwargs.items() if name not in statics.names},
     )
 
@@ -174,8 +195,9 @@ def jax_arrays(arguments: Arguments, statics: Statics) -> Arguments:
         return value if static else jax.tree.map(jax.numpy.asarray, value)
 
     args, kwargs = arguments
+    positions = statics.at(len(args))
     return (
-        tuple(converted(value, static=i in statics.positions) for i, value in enumerate(args)),
+        tuple(converted(value, static=i in positions) for i, value in enumerate(args)),
         {name: converted(value, static=name in statics.names) for name, value in kwargs.items()},
     )
 

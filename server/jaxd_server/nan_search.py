@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_server.call import Call
 from jaxd_server.executables import Executables
 from jaxd_server.functions import FunctionReplaced, Functions
 from jaxd_server.jax_callbacks import calling_nobody
 from jaxd_server.jax_config import configured
-from jaxd_server.marshal import jax_arrays
+from jaxd_server.marshal import build_arguments, jax_arrays
 from jaxd_server.progress import SILENT
 from jaxd_server.voices import Voice, speaking
 
@@ -32,7 +33,7 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
     except FunctionReplaced:
         function = functions.obtain(call.key, call.source)
     layout = executables.layout(call.key, call.skeleton)
-    arguments = layout.build(call.leaves(layout))
+    arguments = build_arguments(layout, call.leaves(layout), function.statics)
     why_not = (
         "but not when it is run step by step: the compiler has put steps together. Look at values "
         "that are nearly too large."
@@ -40,7 +41,7 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
     with configured(function.options.config), speaking(Voice(SILENT)), calling_nobody():
         args, kwargs = jax_arrays(arguments, function.statics)
         try:
-            function.function(*args, **kwargs)
+            opening(function.function, function.statics)(*args, **kwargs)
         except CallbackError:
             why_not = (
                 "and it cannot be run step by step to find the line, because its io_callback must "

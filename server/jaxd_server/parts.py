@@ -44,6 +44,7 @@ from jaxd_server.renewal import Renewal
 from jaxd_server.sessions import Sessions
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
+from jaxd_server.stages import Stages
 from jaxd_server.statistics import Counters
 from jaxd_server.store import open_store
 from jaxd_server.target import target
@@ -127,6 +128,7 @@ class Parts:
         self._workshop = Workshop(
             pipeline=self.pipeline,
             operations=Operations(self.pipeline, verifier),
+            stages=Stages(functions, compiler, admission, counters),
             runners=ThreadPoolExecutor(options.threads, "jaxd-run"),
             builders=FreshThreads(_BUILDER_THREADS, "jaxd-build"),
             sentry=Sentry(),

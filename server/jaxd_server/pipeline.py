@@ -25,7 +25,7 @@ from jaxd_server.functions import Function, FunctionReplaced, Functions
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.logs import log_event
 from jaxd_server.making import Made, Maker
-from jaxd_server.marshal import dynamic, leaves_of
+from jaxd_server.marshal import build_arguments, dynamic, leaves_of
 from jaxd_server.nan_search import find_nan
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
@@ -154,7 +154,7 @@ class Pipeline:
         function = self._function(call, running)
         layout = self.executables.layout(call.key, call.skeleton)
         donated = donated_leaves(layout, function.options, function.parameters)
-        arguments = layout.build(call.leaves(layout, donated))
+        arguments = build_arguments(layout, call.leaves(layout, donated), function.statics)
         made: list[Made] = []
 
         def make() -> Executable:

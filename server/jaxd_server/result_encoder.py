@@ -83,20 +83,27 @@ class ResultEncoder(TreeEncoder):
         elif isinstance(value, jax.tree_util.PyTreeDef):
             self._structure(value)
         elif type(value) is defaultdict:
-            self._dict(value)
+            self._keyed(value)
         elif _holds_data(value):
             self._object(value)
         else:
             self._static_object(value)
 
     def unusual_keys(self, value: dict[Any, Any]) -> None:
-        """Appends a token for a dict that holds no data."""
+        """Appends a token for a dict that holds no data, else keys that the client finds."""
         if _holds_data(value):
-            raise ResultError(
-                "the function returned a dict whose keys are not plain values. Return one with "
-                "strings, numbers or tuples of them as keys."
-            )
-        self._refer(opaque(value))
+            self._keyed(value)
+        else:
+            self._refer(opaque(value))
+
+    def _keyed(self, value: dict[Any, Any]) -> None:
+        """A mapping as a node: its keys, and for a `defaultdict` what makes new values, are aux."""
+        keys = tuple(value)
+        self._skeleton += (b"G", self.class_name(type(value)))
+        self.node((value.default_factory, keys) if isinstance(value, defaultdict) else keys)
+        self._skeleton.append(COUNT.pack(len(keys)))
+        for key in keys:
+            self.node(value[key])
 
     def class_name(self, cls: type) -> bytes:
         """A class with its content id and its numbers, by which clients find their own."""

@@ -63,7 +63,8 @@ class Shelf:
             meaning = Meaning.from_message(values["meaning"])
             options = Options.from_bytes(values["options"])
             described = Described(meaning.fingerprint, values["name"], options, meaning)
-            statics = Statics(*map(frozenset, values["statics"]))
+            positions, names = map(frozenset, values["statics"])
+            statics = Statics(positions, names, options.static == "jax")
             parameters = tuple(values["parameters"])
         except (KeyError, TypeError, ValueError, ProtocolError):
             self._spoilt("functions", key)
@@ -94,13 +95,14 @@ class Shelf:
         if self.store.has("functions", function.key):
             return
         described = function.described
+        statics = function.statics
         assert described.meaning is not None
         content = {
             "name": described.name,
             "fingerprint": described.fingerprint,
             "options": described.options.to_bytes(),
             "meaning": described.meaning.to_message(),
-            "statics": tuple(tuple(sorted(part)) for part in function.statics),
+            "statics": (tuple(sorted(statics.positions)), tuple(sorted(statics.names))),
             "parameters": function.parameters,
         }
         self.store.write("functions", function.key, tuple(content.items()))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import dump_literal, is_literal
 from jaxd_server.references import class_name
@@ -25,14 +25,15 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
     different programs.
 
     Raises:
-        ArgumentError: when a static argument is not hashable, or a leaf is not data and no
-            static argument either.
+        ValueError: when a static argument is not hashable.
+        ArgumentError: when a leaf is not data and no static argument either.
     """
     if not statics:
         return _tree_signature((args, kwargs))
+    positions = statics.at(len(args))
     return (
         tuple(
-            _static_signature(value) if i in statics.positions else _tree_signature(value)
+            _static_signature(value) if i in positions else _tree_signature(value)
             for i, value in enumerate(args)
         ),
         tuple(
@@ -72,6 +73,12 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if type(leaf) in (bool, int, float, complex):
         # As the weakly typed array that jax makes of it, which is how it comes back from a call.
         return (), str(jax.dtypes.canonicalize_dtype(type(leaf))), type(leaf) is not bool
+    if hasattr(type(leaf), "__jax_array__"):
+        raise ValueError(
+            "Triggering __jax_array__() during abstractification is no longer supported. To avoid "
+            "this error, either explicitly convert your object using jax.numpy.array(), or "
+            "register your object as a pytree."
+        )
     raise ArgumentError(
         f"an argument, or a part of one, is of type {type(leaf).__name__}, which jax cannot "
         "trace. Pass arrays and numbers, or declare the argument in static_argnames."
@@ -102,8 +109,9 @@ def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: St
         ArgumentError: as `signature_of`.
     """
     digest = hashlib.blake2b(digest_size=16)
+    positions = statics.at(len(args))
     for i, value in enumerate(args):
-        digest.update(_lasting(value, static=i in statics.positions))
+        digest.update(_lasting(value, static=i in positions))
     for name, value in sorted(kwargs.items()):
         digest.update(dump_literal(name) + _lasting(value, static=name in statics.names))
     return digest.digest()
@@ -111,7 +119,7 @@ def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: St
 
 def _lasting(value: Any, *, static: bool) -> bytes:
     if static:
-        return b"S" + _content(value)
+        return b"S" + content_of(value)
     leaves, structure = jax.tree.flatten(value)
     forms = tuple(map(_leaf_signature, leaves))
     return b"T" + b"".join(_nodes(structure)) + dump_literal(forms)
@@ -122,6 +130,8 @@ def _nodes(structure: Any) -> Iterator[bytes]:
     node, children = structure.node_data(), structure.children()
     if node is None:
         yield b"*"
+    elif node[0] is StaticLeaf:
+        yield b"V" + dump_literal(node[1].content)
     else:
         cls, aux = node
         name = class_name(cls)
@@ -132,15 +142,6 @@ def _nodes(structure: Any) -> Iterator[bytes]:
         elif aux is None:
             aux = getattr(cls, "_fields", None)  # of a named tuple
         # A class that came with a client is its content; equal ones come under either's name.
-        yield dump_literal((name[2] or name, len(children))) + _content(aux)
+        yield dump_literal((name[2] or name, len(children))) + content_of(aux)
     for child in children:
         yield from _nodes(child)
-
-
-def _content(value: Any) -> bytes:
-    if is_literal(value):
-        return b"L" + dump_literal(value)
-    found = walk(value, type(value).__qualname__).fingerprint
-    if found.unshared:
-        raise ValueError(f"a value of type {type(value).__qualname__} has no content")
-    return b"C" + found.digest

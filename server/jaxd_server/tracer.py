@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.failures import Failure, describe_failure
+from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
 from jaxd_server.compiler import Compiler, LoweredFunction
@@ -27,7 +28,13 @@ from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import NotHandedOver, pack_lowered
 from jaxd_server.kept_calls import call_name
 from jaxd_server.making import explained
-from jaxd_server.marshal import Arguments, dynamic, parse_arguments, structure_of
+from jaxd_server.marshal import (
+    Arguments,
+    build_arguments,
+    dynamic,
+    parse_arguments,
+    structure_of,
+)
 from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.statistics import Counters
 from jaxd_server.tracer_messages import (
@@ -139,14 +146,16 @@ class Tracer:
         """Function and arguments; raises what keeps this process from having the same ones."""
         function = self._functions.obtain(order.key, _Ordered(order))
         layout = parse_arguments(order.skeleton)
-        arguments = layout.build(leaves_of_order(layout, order.scalars, order.buffers))
+        arguments = build_arguments(
+            layout, leaves_of_order(layout, order.scalars, order.buffers), function.statics
+        )
         if call_name(function, arguments) != order.call:
             raise LookupError(function.doubt or "it is another call here")
         return function, arguments
 
     def _lowered(self, order: Order, function: Function, arguments: Arguments) -> LoweredFunction:
         return self._compiler.lower(
-            function.function,
+            opening(function.function, function.statics),
             function.name,
             function.options,
             arguments,

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_server import jax_disk_cache
 from jaxd_server.adopted_results import without_tokens
 from jaxd_server.compiler import Compiler, LoweredFunction
@@ -24,9 +25,16 @@ from jaxd_server.functions import Function, Functions
 from jaxd_server.inventory import arguments_text
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.jax_private import is_key_array, key_data
-from jaxd_server.kept_calls import KeptCall
+from jaxd_server.kept_calls import KeptCall, call_name
 from jaxd_server.made_up import made_up
-from jaxd_server.marshal import Arguments, dynamic, empty_leaves, leaves_of, parse_arguments
+from jaxd_server.marshal import (
+    Arguments,
+    build_arguments,
+    dynamic,
+    empty_leaves,
+    leaves_of,
+    parse_arguments,
+)
 from jaxd_server.programs import Program
 from jaxd_server.progress import SILENT
 from jaxd_server.shelf import Shelf
@@ -92,18 +100,18 @@ class Verifier:
             go_on: asked before each; when it says no, those that were checked are all.
         """
         self._shelf.flush()
-        kept = list(self._shelf.calls().values())
+        kept = list(self._shelf.calls().items())
         random.shuffle(kept)
         findings = Findings()
-        for call in kept:
+        for name, call in kept:
             if findings.checked >= count or not go_on():
                 break
-            self._check(call, findings)
+            self._check(name, call, findings)
         return findings
 
-    def _check(self, call: KeptCall, findings: Findings) -> None:
+    def _check(self, name: bytes, call: KeptCall, findings: Findings) -> None:
         try:
-            difference = self._difference(call)
+            difference = self._difference(name, call)
         except _Skipped as reason:
             findings.skipped.append(f"{_label(call)}: {reason}")
             return
@@ -113,10 +121,12 @@ class Verifier:
         else:
             findings.different.append(f"{_label(call)}: {difference}")
 
-    def _difference(self, call: KeptCall) -> str | None:
+    def _difference(self, name: bytes, call: KeptCall) -> str | None:
         """What the kept program does otherwise than a fresh one; None when nothing."""
         kept = self._kept_program(call)
         function, arguments = self._call(call)
+        if call_name(function, arguments) != name:
+            raise _Skipped("it has data in it that was an argument, of which only the size is kept")
         fresh = self._build(function, arguments)
         ours, theirs = call.form, fresh.lowered.form
         if (without_tokens(ours), ours.order) != (without_tokens(theirs), theirs.order):
@@ -139,7 +149,9 @@ class Verifier:
             function = self._functions.obtain(call.key, _NOBODY)
             self._functions.unpack(function, _NOBODY)
             layout = parse_arguments(call.skeleton)
-            arguments = layout.build(empty_leaves(layout, call.recorded.buffers()))
+            arguments = build_arguments(
+                layout, empty_leaves(layout, call.recorded.buffers()), function.statics
+            )
         except Exception as error:  # such as a package that is gone
             raise _Skipped(f"its function or arguments cannot be made again: {error}") from error
         nbytes = sum(call.sizes) + sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
@@ -149,11 +161,12 @@ class Verifier:
 
     def _build(self, function: Function, arguments: Arguments) -> _Built:
         name, options = function.name, function.options
+        opened = opening(function.function, function.statics)
         structure = jax.tree.structure(dynamic(arguments, function.statics))
         try:
             with self._compiler.room(), jax_disk_cache.bypassed():
                 lowered = self._compiler.lower(
-                    function.function,
+                    opened,
                     name,
                     options,
                     arguments,

@@ -11,6 +11,7 @@ from jaxd_server.budget import Budget
 from jaxd_server.operations import Operations
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
+from jaxd_server.stages import Stages
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 
@@ -24,6 +25,7 @@ class Workshop:
     Attributes:
         pipeline: answers calls.
         operations: answers who looks after the server.
+        stages: shows what becomes of a function.
         runners: threads for warm calls that take a while.
         builders: threads for calls that may have to build an executable first, and operations.
         sentry: looks after the readers.
@@ -38,6 +40,7 @@ class Workshop:
 
     pipeline: Pipeline
     operations: Operations
+    stages: Stages
     runners: Executor
     builders: Executor
     sentry: Sentry

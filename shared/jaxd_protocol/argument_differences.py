@@ -74,7 +74,9 @@ def _is_container(form: Form) -> bool:
 
 
 def _noun(form: Form) -> str:
-    return "object" if form.text == "an object" else f"value, which begins with {form.text}"
+    return (
+        "object" if form.text.startswith("an object") else f"value, which begins with {form.text}"
+    )
 
 
 def _structure(was: Form, now: Form) -> str:

@@ -27,6 +27,8 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       unname(name) → (OK, was it there)       values() → JSON {holders, totals}
       statistics() → JSON                     info() → JSON
       why(key, skeleton or None, description) → JSON    what a call would do, and why
+      stages(key, skeleton, stage, dialect, places) [pickles] → JSON
+              what becomes of a function: its `jaxpr`, `lowered` or `compiled`, derived anew
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  what there is, what it cost and what it has saved
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
@@ -35,7 +37,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       verify(count) → JSON {checked, same, different, skipped}    compares with fresh builds
       forget(key) → JSON {executables}        drops what was built under a key, on disk as well
 
-    server → client, while one of the client's calls is open
+    server → client, while a call or `stages` of the client's is open
       describe(key) → (name, options, meaning)          what is this function?
       code(fingerprint) → () [packed function]          its call waits meanwhile
       event(number, kind, JSON)               progress of the request `number`, and what its
@@ -127,6 +129,8 @@ class Options(NamedTuple):
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline:
             as in `jax.jit`.
         compiler_options: name and value of each XLA option, sorted.
+        in_shardings, out_shardings: as in `jax.jit`, packed; empty when they are not given.
+        static: `auto`: what jax cannot trace is static wherever it stands; `jax`: it is an error.
         config: name and value of each jax setting that is not the default, sorted.
         extra_key: anything that is to tell two functions apart.
         transformations: what the function is transformed by, in this order; see
@@ -140,6 +144,9 @@ class Options(NamedTuple):
     keep_unused: bool = False
     inline: bool = False
     compiler_options: tuple[tuple[str, Literal], ...] = ()
+    in_shardings: bytes = b""
+    out_shardings: bytes = b""
+    static: str = "auto"
     config: tuple[tuple[str, Literal], ...] = ()
     extra_key: Literal = None
     transformations: tuple[Literal, ...] = ()
@@ -160,6 +167,12 @@ class Options(NamedTuple):
             raise ProtocolError("a function's options have bytes behind their end.")
         return options
 
+    def of_jit(self) -> tuple[tuple[str, Literal], ...]:
+        """Name and value of those that are not the default, but for what no call can bring."""
+        plain = self._replace(config=(), extra_key=None)._asdict().items()
+        defaults = Options()._asdict()
+        return tuple((name, value) for name, value in plain if value != defaults[name])
+
     def jit_arguments(self) -> dict[str, Any]:
         """Keyword arguments for `jax.jit`, those left at their defaults omitted."""
         names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
@@ -171,6 +184,12 @@ class Options(NamedTuple):
             arguments["inline"] = True
         if self.compiler_options:
             arguments["compiler_options"] = dict(self.compiler_options)
+        for name in ("in_shardings", "out_shardings"):
+            packed = getattr(self, name)
+            if packed:
+                from jaxd_protocol.packing import unpack  # few functions have any
+
+                arguments[name] = unpack(packed)
         return arguments
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -21,6 +21,25 @@ from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import numpy_leaf, parse_skeleton, read_scalar
+
+STRICT = Statics(strict=True)
+
+
+class Kind(Enum):
+    A = 1
+    B = 2
+
+
+class Number(IntEnum):
+    TWO = 2
+
+
+class Whole(int):
+    """A number with a name of its own."""
+
+
+class Real(float):
+    """The same."""
 
 
 class Point(NamedTuple):
@@ -42,7 +61,7 @@ def encode(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
 def arrived(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
     """Arguments as a server reads them."""
     skeleton, blob, buffers = encode(*args, statics=statics, **kwargs)
-    layout = parse_skeleton(skeleton, lambda module, name, fields: tuple, pickle.loads)
+    layout = parse_skeleton(skeleton, lambda module, name, fields: tuple, unpack)
     layout.whole.check(blob, buffers)
     leaves = []
     for leaf, place in zip(layout.leaves, layout.whole.places, strict=True):
@@ -186,7 +205,7 @@ def test_what_has_no_place_in_a_tree_is_pickled(value: Any) -> None:
 def test_large_arrays_inside_pickled_objects_are_not_copied() -> None:
     """They travel beside the pickle."""
     array = np.zeros(1 << 14)
-    _, _, buffers = encode(Pair(array, 1.0))
+    _, _, buffers = encode(Pair(array, 1.0), statics=STRICT)
     array[0] = 7.0
     assert any(len(b) == array.nbytes and np.frombuffer(b)[0] == 7.0 for b in buffers)
 
@@ -308,7 +327,60 @@ def test_static_arguments_arrive_with_their_values(value: Any) -> None:
 def test_what_is_of_no_use_to_jax_is_refused(value: Any) -> None:
     """Before anything is sent; the message says what to do."""
     with pytest.raises(ArgumentError, match=r"static_argnames|functools\.partial"):
-        encode({"deep": [value]})
+        encode({"deep": [value]}, statics=STRICT)
+
+
+def test_what_jax_cannot_trace_is_part_of_the_structure() -> None:
+    """By its content, wherever it stands; numbers beside it are data as ever."""
+
+    def skeleton(mode: Any) -> bytes:
+        found: bytes = encode({"deep": [mode, 1.0]})[0]
+        return found
+
+    same = [("relu", "re" + "lu"), (len, len), (Kind.B, Kind.B), (frozenset("a"), frozenset("a"))]
+    for one, other in same:
+        assert skeleton(one) == skeleton(other)
+    assert len({skeleton(mode) for mode in ("a", b"a", len, print, Kind.A, Kind.B, Pair)}) == 7
+    assert only({"deep": ["relu", 2.0]}) == {"deep": ["relu", 2.0]}
+
+
+def test_what_is_large_travels_beside_the_structure() -> None:
+    """The server looks at it in each call; a skeleton is kept, and hashed."""
+    skeleton, _, buffers = encode(Pair("x" * 100_000, None))
+    (pickled,) = buffers
+    assert len(skeleton) < 100
+    assert len(pickled) > 100_000
+
+
+@pytest.mark.parametrize("value", [Number.TWO, Whole(2), Real(2.5)], ids=repr)
+def test_subclasses_of_numbers_are_numbers(value: Any) -> None:
+    """As they are to jax."""
+    assert encode(value)[0] == encode(0.0 if isinstance(value, float) else 0)[0]
+    assert only(value) == value
+
+
+def test_arrays_of_others_are_never_static() -> None:
+    """They are data, and there would be a program for each value."""
+
+    class Foreign:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.ones(3)
+
+    with pytest.raises(ArgumentError, match=r"Foreign.*numpy\.asarray"):
+        encode(Foreign())
+
+
+@pytest.mark.parametrize(("name", "text"), [("masked", "masked"), ("own", "__jax_array__")])
+def test_what_jax_refuses_in_its_own_words(name: str, text: str) -> None:
+    """With its own type of error."""
+
+    class Own:
+        def __jax_array__(self) -> Any:
+            return np.ones(3)
+
+    value = np.ma.array([1.0], mask=[True]) if name == "masked" else Own()
+    with pytest.raises(ValueError, match=text):
+        encode(value)
 
 
 def test_what_cannot_be_pickled_is_refused() -> None:

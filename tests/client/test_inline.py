@@ -23,6 +23,24 @@ def test_it_takes_the_same_options() -> None:
     assert [float(function(2.0, mode=mode)) for mode in ("double", "keep")] == [4.0, 2.0]
 
 
+def test_what_jax_cannot_trace_is_static() -> None:
+    """By its content, as on a server, unless jax's own rule is asked for; warmed as well."""
+    traces = []
+
+    def scale(x: Any, how: Any) -> Any:
+        traces.append(how["mode"])
+        return x * 2 if how["mode"] == "double" else x * how["by"]
+
+    warm_inline(scale, Options(), {}, (2.0,), {"how": {"mode": "dou" + "ble", "by": 3.0}})
+    function = inline_function(scale, Options())
+    for mode in ("double", "times", "double"):
+        found = function(2.0, how={"mode": mode, "by": 3.0})
+        assert float(found) == (4.0 if mode == "double" else 6.0)
+    assert traces == ["double", "times"]
+    with pytest.raises(TypeError, match="as an abstract array"):
+        inline_function(scale, Options(static="jax"))(2.0, how={"mode": "times", "by": 3.0})
+
+
 def test_it_compiles_once() -> None:
     """As jax.jit does."""
     traces = []
@@ -134,3 +152,21 @@ def test_a_client_that_is_given_is_used(client: Client, monkeypatch: pytest.Monk
     before = client.statistics().calls
     assert float(double(2.0)) == 4.0
     assert client.statistics().calls == before + 1
+
+
+def test_its_stages_are_jaxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the function's settings; what jax cannot trace is static there too."""
+    import jax
+
+    def layer(x: Any, w: Any, mode: str = "plus") -> Any:
+        return x @ w + 1 if mode == "plus" else x
+
+    spec = jax.ShapeDtypeStruct((3, 2), np.float32)  # type: ignore[no-untyped-call]
+    x = np.ones((2, 3), np.float32)
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    function = persistent_call(layer, config={"jax_enable_x64": True})
+    with jax.enable_x64(True):
+        assert function.jaxpr(x, spec) == str(jax.make_jaxpr(layer)(x, spec))
+    lowered: Any = function.lower(np.ones((2, 3)), spec, "minus")
+    assert isinstance(lowered, jax.stages.Lowered)
+    assert "f64" in lowered.as_text()

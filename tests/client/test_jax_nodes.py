@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import jax
@@ -62,12 +63,24 @@ def test_structures() -> None:
         structure({"a": 1, 2: 3})
 
 
-def test_without_jax_nothing_is_registered() -> None:
+def test_mappings_are_made_of_keys_and_values() -> None:
+    """Which need not be plain, and a defaultdict has what makes more."""
+    key = frozenset({1})
+    assert unflatten(dict, (key,), [2.0]) == {key: 2.0}
+    assert type(unflatten(OrderedDict, (key,), [2.0])) is OrderedDict
+    made = unflatten(defaultdict, (list, (key,)), [2.0])
+    assert (made[key], made["new"]) == (2.0, [])
+    with pytest.raises(ResultError, match="cannot be made here"):
+        unflatten(dict, (key,), [])
+
+
+def test_without_jax_only_mappings_are_registered() -> None:
     """And jax is not imported to look."""
     program = (
         "import sys; from jaxd.jax_nodes import is_registered, structure\n"
         "from jaxd_protocol.errors import ResultError\n"
-        "assert not is_registered(dict)\n"
+        "assert not is_registered(set)\n"
+        "assert is_registered(dict)\n"
         "try: structure([0])\n"
         "except ResultError: assert 'jax' not in sys.modules\n"
         "else: raise SystemExit(1)\n"

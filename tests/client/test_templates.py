@@ -20,7 +20,7 @@ from jaxd import templates
 from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
 from jaxd_protocol.packing import pack
-from jaxd_protocol.statics import NO_STATICS
+from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import Leaf, parse_skeleton
 from jaxd_protocol.trees.forms import argument_forms
 from tests.client.fake_keeper import FakeKeeper, alone
@@ -160,9 +160,12 @@ def test_a_class_by_which_jax_names_no_children_has_numbered_ones() -> None:
     assert path == "[0][<flat index 0>]"
 
 
-def test_what_jax_takes_for_a_leaf_is_pickled() -> None:
-    """The server says why it is of no use."""
+def test_what_jax_takes_for_a_leaf_is_static() -> None:
+    """By its content; under jax's own rule it is pickled, and the server says why not."""
     leaves = parse_skeleton(skeleton(Setting(3)), lambda *_: tuple, bytes).leaves
+    assert leaves == ()
+    strict = encode_arguments((Setting(3),), {}, Statics(strict=True), {}).skeleton
+    leaves = parse_skeleton(strict, lambda *_: tuple, bytes).leaves
     assert [leaf.tag for leaf in leaves] == ["P"]
 
 
@@ -191,10 +194,12 @@ def test_a_process_without_jax_pickles() -> None:
 # refusals -----------------------------------------------------------------------------------------
 
 
-def test_a_function_among_its_leaves_is_refused() -> None:
+def test_a_function_among_its_leaves_is_refused_by_the_rule_of_jax() -> None:
     """As anywhere else in the arguments; the message says what to do."""
+    state = State({"activation": helper})
     with pytest.raises(ArgumentError, match="static_argnames"):
-        skeleton(State({"activation": helper}))
+        encode_arguments((state,), {}, Statics(strict=True), {})
+    assert skeleton(state) == skeleton(State({"activation": helper}))
 
 
 def test_a_tracer_among_its_leaves_is_refused() -> None:

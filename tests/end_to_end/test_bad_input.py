@@ -173,7 +173,7 @@ def test_a_function_that_wants_a_terminal(served: Client, function: Any, hint: s
 def test_an_argument_that_jax_cannot_take(served: Client, argument: Any) -> None:
     """The error says that it can be declared static."""
     with pytest.raises(errors.ArgumentError) as caught:
-        served.persistent_call(lambda x: 1.0)(argument)
+        served.persistent_call(lambda x: 1.0, static="jax")(argument)
     assert "static_argnames" in advice(caught.value) + str(caught.value)
     advice(caught.value)
 

@@ -215,7 +215,7 @@ def test_static_and_donated_arguments_beside_objects(client: Client) -> None:
 
 def test_a_leaf_that_is_no_data_is_refused(client: Client) -> None:
     """The message says what to do about it."""
-    step = client.persistent_call(lambda s: s.w, extra_key="t6")
+    step = client.persistent_call(lambda s: s.w, static="jax", extra_key="t6")
     for leaf in (scaled, Path("."), "text"):
         with pytest.raises(ArgumentError, match="static_argnames"):
             step(State({"w": 1.0, "x": leaf}))

@@ -135,6 +135,7 @@ CASES: dict[str, Case] = {
     "dataclass in": Case(lambda p: p.w * p.b, lambda turn: (Layer(X, 2.0),)),
     "flax in": Case(lambda s: s.params["w"] * s.step, lambda turn: (State(3, {"w": X}),)),
     "equinox in": Case(lambda m, x: m(x), lambda turn: (Linear(np.eye(4, dtype=np.float32)), X)),
+    "text in": Case(lambda x, how: x * len(how["name"]), lambda turn: (X, {"name": "four"})),
     "unusual keys in": Case(lambda d: d[1.5] * 2, lambda turn: ({1.5: X},)),
     "static": Case(
         lambda n, x, mode: x * n if mode == "fast" else x,

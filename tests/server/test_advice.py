@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxd_protocol.calls import Options
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.fingerprint.facts import Part
 from jaxd_protocol.statics import Statics
@@ -68,12 +69,26 @@ def test_an_argument_of_many_shapes_is_to_be_padded() -> None:
 
 
 def test_a_static_number_with_many_values_is_to_be_an_ordinary_argument() -> None:
-    """Text is not: jax could not take it."""
-    step = described()
+    """Text that is declared static is not: jax could not take it."""
+    step = described(options=Options(static_argnums=(1,)))
     (found,) = advice_after(*((step, (1.0, n)) for n in range(8)))
     assert (found.kind, found.subject) == ("static", "argument steps")
     assert "8 values of its static argument steps (0, 1, …)" in found.text
     assert advice_after(*((step, (1.0, f"mode{n}")) for n in range(8))) == []
+
+
+def test_what_is_static_without_being_declared_is_told_when_it_changes() -> None:
+    """From the eighth value on, with the place in a tree; objects count by their content."""
+    step = described()
+    modes = [({"mode": f"m{n}", "lr": float(n)}, 0) for n in range(8)]
+    assert advice_after(*((step, args) for args in modes[:7])) == []
+    (found,) = advice_after(*((step, args) for args in modes))
+    assert (found.kind, found.subject) == ("undeclared", "argument x['mode']")
+    assert found.text.startswith(
+        "step has been compiled for 8 values of argument x['mode'] ('m0', 'm1', …), which jax "
+    )
+    (found,) = advice_after(*((step, (frozenset({n}), 0)) for n in range(8)))
+    assert "8 values of argument x (an object of frozenset, …)" in found.text
 
 
 @pytest.mark.parametrize(

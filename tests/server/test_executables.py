@@ -233,7 +233,7 @@ def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
     """The error says which type it was."""
     table = Table()
     with pytest.raises(ArgumentError, match="type str"):
-        table.obtain(TRACED, "text")
+        table.obtain(function_of(traced, Options(static="jax")), "text")
     assert len(table.pool) == 0
 
 

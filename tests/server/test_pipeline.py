@@ -202,8 +202,22 @@ class Setting:
 def test_an_argument_that_is_no_data_is_refused(kitchen: Kitchen, argument: Any) -> None:
     """Before anything is traced, with what to do next."""
     with pytest.raises(ArgumentError, match=r"static_argnames"):
-        kitchen.value(Source(lambda x: 1.0), argument)
+        kitchen.value(Source(lambda x: 1.0, Options(static="jax")), argument)
     assert kitchen.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("argument", [["text"], Setting(4), {"deep": Setting(4)}, {1, 2, 3, 4}])
+def test_an_argument_that_is_no_data_is_static(kitchen: Kitchen, argument: Any) -> None:
+    """One program for each content; the function gets the thing itself."""
+
+    def size(x: Any, y: float) -> Any:
+        x = x["deep"] if isinstance(x, dict) else x[0] if isinstance(x, list) else x
+        return y * (x.width if hasattr(x, "width") else len(x))
+
+    source = Source(size)
+    for y in (1.0, 2.0):
+        assert float(kitchen.value(source, argument, y)) == 4 * y
+    assert kitchen.counts() == (1, 1)
 
 
 def test_a_type_error_of_the_function_is_its_own(kitchen: Kitchen) -> None:

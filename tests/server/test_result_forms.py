@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd.results import RemoteObject, ResultReader, ResultsAs
-from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.keepsakes import recall
 from jaxd_protocol.packing.table import ClassId, server_table
@@ -149,10 +149,11 @@ def test_ordered_dicts_keep_their_order() -> None:
     assert [(name, float(value)) for name, value in result.items()] == [("z", 1.0), ("a", 2.0)]
 
 
-def test_default_dicts_come_home_as_dicts() -> None:
-    """What makes their defaults is code, which does not travel this way."""
+def test_default_dicts_come_home_with_what_makes_their_values() -> None:
+    """A class or function of the client's own."""
     result = home(run(defaultdict(list, a=1.0)))
-    assert type(result) is dict
+    assert type(result) is defaultdict
+    assert result.default_factory is list
     assert float(result["a"]) == 1.0
 
 
@@ -225,10 +226,13 @@ def test_data_that_jax_does_not_see_is_no_data() -> None:
         assert recall(found.extra.token) is extra
 
 
-def test_a_dict_with_unusual_keys_is_refused() -> None:
-    """Keys are part of the structure, which is data."""
-    with pytest.raises(ResultError, match="keys are not plain values"):
-        home({frozenset({1}): jnp.ones(1)})
+def test_a_dict_with_unusual_keys_comes_home() -> None:
+    """Keys that are the client's own objects, or copies of what is plain inside."""
+    found = home({frozenset({1}): jnp.ones(1), frozenset({2}): jnp.zeros(2)})
+    assert {key: value.shape for key, value in found.items()} == {
+        frozenset({1}): (1,),
+        frozenset({2}): (2,),
+    }
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])

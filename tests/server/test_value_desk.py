@@ -114,7 +114,7 @@ def test_what_is_put_has_to_be_there(kind: int) -> None:
 def test_only_a_flat_tuple_can_be_put() -> None:
     """Neither another tree nor anything that is no array."""
     desk = Desk()
-    for tree in ([1.0], (1.0, (2.0,)), {"a": 1.0}, ("text",), (None,), (object(),)):
+    for tree in ([1.0], (1.0, (2.0,)), {"a": 1.0}, ("text",), (None,), (Leaf,)):
         encoder = ArgumentEncoder({})
         encoder.node(tree)
         message = (encoder.skeleton, encoder.blob, b"", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +91,25 @@ def test_every_kind_of_argument_is_made_up(open_kitchen: OpenKitchen) -> None:
     tree = {frozenset({1}): np.ones(3, np.float32)}
     kitchen.value(source, pair, 3, True, 1j, tree, "a")
     assert verify(kitchen) == Findings(checked=1, same=1)
+
+
+@dataclass
+class Setting:
+    """What jax cannot trace."""
+
+    table: Any
+
+
+def test_what_is_static_without_being_declared_is_made_again(open_kitchen: OpenKitchen) -> None:
+    """As long as all of it is kept: of arrays in a pickle only the size is."""
+    kitchen = open_kitchen()
+    kitchen.value(Source(lambda x, how: x * len(how.table)), X, Setting("text"))
+    kitchen.value(Source(lambda x, how: x * how[None].table.sum()), X, {None: Setting(X)})
+    large = {frozenset({1}): Setting(np.arange(5000.0))}
+    kitchen.value(Source(lambda x, how: x * how[frozenset({1})].table.sum()), X, large)
+    found = verify(kitchen)
+    assert (found.checked, found.same) == (2, 2)
+    assert "of which only the size is kept" in found.skipped[0]
 
 
 def test_donated_arguments_are_made_up_twice(open_kitchen: OpenKitchen) -> None:

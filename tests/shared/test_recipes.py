@@ -12,7 +12,7 @@ from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.recipes import Recipe, RecordedCall, dump_recipes, load_recipes
-from jaxd_protocol.statics import NO_STATICS, Statics
+from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import parse_skeleton
 
 LARGE = np.arange(3000.0)
@@ -24,7 +24,10 @@ class Pair:
     b: Any
 
 
-def recorded(*args: Any, statics: Statics = NO_STATICS) -> RecordedCall:
+STRICT = Statics(strict=True)
+
+
+def recorded(*args: Any, statics: Statics = STRICT) -> RecordedCall:
     """That of a call with these arguments."""
     skeleton, _, buffers = encode_arguments(args, {}, statics, {})[:3]
     layout = parse_skeleton(skeleton, lambda *_: tuple, lambda _: None)
@@ -76,7 +79,7 @@ def test_recipes_survive_the_wire() -> None:
 
 def test_static_objects_stay_closed() -> None:
     """They stand in the skeleton, and nothing that reads a recipe unpickles."""
-    call = recorded(Pair(1, 2), Bomb(), statics=Statics(frozenset({1})))
+    call = recorded(Pair(1, 2), Bomb(), statics=Statics(frozenset({1}), strict=True))
     messages, buffers = dump_recipes([recipe("a", call)])
     assert load_recipes(messages, buffers)[0].calls == (call,)
 

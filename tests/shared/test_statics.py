@@ -26,7 +26,7 @@ def statics(positions: set[int], names: set[str]) -> Statics:
     [
         (plain, Options(), NO_STATICS),
         (plain, Options(static_argnums=(1,)), statics({1}, {"n"})),
-        (plain, Options(static_argnums=(-1, 0)), statics({0, 2}, {"x", "flag"})),
+        (plain, Options(static_argnums=(-1, 0)), statics({0, -1}, {"x"})),
         (plain, Options(static_argnames=("flag",)), statics({2}, {"flag"})),
         (plain, Options(static_argnames=("flag", "n")), statics({1, 2}, {"flag", "n"})),
         (plain, Options(static_argnums=(0,), static_argnames=("n",)), statics({0}, {"n"})),
@@ -54,6 +54,22 @@ def test_positions_and_names_follow_from_each_other(
 def test_without_a_signature_they_count_as_they_are(options: Options, expected: Statics) -> None:
     """Some functions written in C have none."""
     assert statics_of(min, options) == expected
+
+
+def test_negative_positions_count_from_the_last_argument_of_a_call() -> None:
+    """And not from the last parameter, as in `jax.jit`."""
+    found = statics_of(plain, Options(static_argnums=(-1, 0)))
+    assert [sorted(found.at(count)) for count in (2, 3, 1)] == [[0, 1], [0, 2], [0]]
+    assert statics({1}, set()).at(1) == {1}
+    with pytest.raises(ValueError, match=r"got value -1 for len\(args\) == 0"):
+        found.at(0)
+
+
+def test_the_rule_of_jax_is_strict() -> None:
+    """With and without static arguments."""
+    assert statics_of(plain, Options(static="jax")).strict
+    assert statics_of(plain, Options(static="jax", static_argnums=(1,))).strict
+    assert not statics_of(plain, Options(static_argnums=(1,))).strict
 
 
 def test_statics_are_true_when_there_are_any() -> None:

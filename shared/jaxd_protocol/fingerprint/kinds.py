@@ -44,7 +44,7 @@ def emit_object(walk: Walk, value: Any) -> None:
     """Appends anything that is not an atom."""
     emit = _KINDS.get(type(value))
     if isinstance(value, PlainInside):
-        walk.emit(value.__wrapped__)
+        _persistent(walk, value)
     elif walk.archives is not None and archived.emit_archived(walk, value):
         return
     elif emit is not None:
@@ -55,6 +55,15 @@ def emit_object(walk: Walk, value: Any) -> None:
         modules.emit_module(walk, value)
     elif not (emit_jax(walk, value) or emit_array(walk, value)):
         instances.emit_instance(walk, value)
+
+
+def _persistent(walk: Walk, value: PlainInside) -> None:
+    """The function, and how it is jitted where it is called; one of an archive is plain there."""
+    walk.emit(value.__wrapped__)
+    named = walk.archives is not None and walk.archives.name_of(value.__wrapped__) is not None
+    if value.jit_options is not None and not named:
+        walk.tag("jitted")
+        walk.emit_below(" (options)", repr(value.jit_options))
 
 
 def _code(walk: Walk, value: types.CodeType) -> None:

@@ -120,6 +120,11 @@ class _Describer(Reader):
             self.at += 1
             digest = hashlib.blake2b(self.packed(), digest_size=8).digest()
             return _always(Form("static", "an object", digest))
+        if self.data[self.at : self.at + 1] == b"X":
+            self.at += 1
+            name = self.literal()
+            static: Form = self.node()(iter(()))
+            return _always(static._replace(text=shortened(name)) if name else static)
         if self.data[self.at : self.at + 1] == b"V":
             self.at += 1
             outline, content = self.literal()

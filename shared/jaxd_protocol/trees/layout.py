@@ -12,6 +12,9 @@
     R literal                      a reference to something that is no data, see `references`
                                    (only towards a client)
     Q length bytes                 a pickled static value (only towards a server)
+    X name static                  a part of an argument that jax cannot trace, static without being
+                                   declared: what to call it, a literal; then S or Q (only
+                                   towards a server)
     V outline length bytes count children
                                    an object that jax takes apart: a literal that says what it
                                    looks like, see `forms`; the rest of it, packed; its leaves in
@@ -112,6 +115,7 @@ def parse_skeleton(
     unpickle: Unpickle | None = None,
     own: Own | None = None,
     open_template: Callable[[bytes], Unflatten] = lambda _: list,
+    close: Callable[[Any], Any] = lambda value: value,
 ) -> Layout:
     """Reads a skeleton.
 
@@ -122,11 +126,12 @@ def parse_skeleton(
         unpickle: reads pickled static values; None refuses them.
         own: finds what references stand for, and makes registered nodes; None refuses both.
         open_template: reads an object without its leaves, and gives what puts them into it.
+        close: makes of what jax cannot trace something that it takes for a part of the structure.
 
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = Reader(skeleton, find_class, unpickle, own, open_template)
+    reader = Reader(skeleton, find_class, unpickle, own, open_template, close)
     try:
         build = reader.node()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -146,6 +151,7 @@ class Reader:
         unpickle: Unpickle | None = None,
         own: Own | None = None,
         open_template: Callable[[bytes], Unflatten] = lambda _: list,
+        close: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         self.data = data
         self.at = 0
@@ -154,6 +160,7 @@ class Reader:
         self._unpickle = unpickle
         self._own = own
         self._open_template = open_template
+        self._close = close
 
     def node(self) -> Build:
         """The function that rebuilds the node beginning here."""
@@ -259,6 +266,15 @@ class Reader:
         value = self._unpickle(data)
         return lambda leaves: value
 
+    def _static_leaf(self, tag: str) -> Build:
+        self.literal()
+        if self.data[self.at : self.at + 1] not in (b"S", b"Q"):
+            raise ProtocolError(
+                "a tree's skeleton has something else where a static value belongs."
+            )
+        value = self._close(self.node()(iter(())))
+        return lambda leaves: value
+
     def _template(self, tag: str) -> Build:
         if self._unpickle is None:
             raise ProtocolError("the peer sent code where only data is allowed.")
@@ -307,6 +323,7 @@ _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "G": Reader._registered,
     "J": Reader._structure,
     "Q": Reader._pickled_static,
+    "X": Reader._static_leaf,
     "V": Reader._template,
     "A": Reader._array,
     "K": Reader._array,

@@ -91,10 +91,14 @@ def test_a_persistent_function_is_the_function() -> None:
     """Inside of another one."""
 
     class Persistent(PlainInside):
-        def __init__(self, wrapped: Any) -> None:
+        def __init__(self, wrapped: Any, options: Any = None) -> None:
             self.__wrapped__ = wrapped
+            self.jit_options = options
 
     assert digest_of([Persistent(one)]) == digest_of([one])
+    jitted = [(), (("static_argnums", (0,)),), (("static_argnums", (1,)),)]
+    found = {digest_of([Persistent(one, options)]) for options in jitted}
+    assert len({*found, digest_of([one])}) == 4
 
 
 def test_what_a_cache_has_kept_does_not_count() -> None:

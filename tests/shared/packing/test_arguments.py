@@ -137,7 +137,7 @@ print(first[0] is second[0], first[0](1))
     assert run(look, cwd=tmp_path, given=f"[{','.join(packed)}]") == "True 2\n"
 
 
-def test_a_persistent_function_inside_of_another_is_the_plain_function() -> None:
+def test_a_persistent_function_inside_of_another_is_the_function_jitted() -> None:
     """On the server there is nothing to send."""
     inner = jaxd.persistent_call(scaled)
 
@@ -146,4 +146,6 @@ def test_a_persistent_function_inside_of_another_is_the_plain_function() -> None
 
     copy = arrive(outer)
     assert copy(3) == 7
-    assert type(copy.__closure__[0].cell_contents) is type(scaled)
+    arrived = copy.__closure__[0].cell_contents
+    assert type(arrived.__wrapped__) is type(scaled)
+    assert not hasattr(arrived, "submit")

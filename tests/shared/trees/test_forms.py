@@ -50,7 +50,7 @@ def test_arguments_have_the_names_of_the_parameters() -> None:
         (1j, "complex"),
         (None, "None"),
         ("sum", "'sum'"),
-        ({1, 2}, "pickled object"),
+        ({1, 2}, "an object of set"),
         ({"a": 1, "b": [1, 2]}, "dict of 2"),
         ((), "tuple of 0"),
     ],

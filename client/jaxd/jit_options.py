@@ -1,0 +1,179 @@
+"""The options of `jax.jit`, read and checked as jax does it, in a process that may have no jax."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.calls import Options
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+__all__ = [
+    "check_arguments",
+    "check_function",
+    "names_of",
+    "packed_shardings",
+    "positions_of",
+]
+
+_GENERATOR: Final = 0x20  # inspect.CO_GENERATOR
+
+
+def check_function(function: object) -> None:
+    """Returns when it is something that can be traced.
+
+    Raises:
+        TypeError: as `jax.jit`, when it is not.
+    """
+    if isinstance(function, staticmethod):
+        raise TypeError(
+            f"staticmethod arguments are not supported, got {function}. Put @staticmethod above "
+            "@persistent_call."
+        )
+    if not callable(function):
+        raise TypeError(f"Expected a callable value, got {function}. Give it a function.")
+    code = getattr(_innermost(function), "__code__", None)
+    if code is not None and code.co_flags & _GENERATOR:
+        raise TypeError(
+            f"Expected a function, got a generator function: {function}. Return arrays instead."
+        )
+
+
+def _innermost(function: Any) -> Any:
+    import functools
+
+    while isinstance(function, functools.partial | MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return function if isinstance(function, FunctionType) else None
+
+
+def positions_of(value: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """`static_argnums` or `donate_argnums` as a tuple.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something else than integers in it.
+    """
+    if value is None:
+        return None
+    try:
+        return (operator.index(value),)  # type: ignore[arg-type]
+    except TypeError:
+        return tuple(map(operator.index, value))  # type: ignore[arg-type]
+
+
+def names_of(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """`static_argnames` or `donate_argnames` as a tuple.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something else than text in it.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return (value,)
+    names = tuple(value) if isinstance(value, Sequence) else tuple(sorted(value))
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"argument is not a string: {name}. Give names of parameters.")
+    return names
+
+
+def packed_shardings(option: str, value: Any) -> bytes:
+    """Shardings as they travel; empty for None, which says the same as leaving the option out.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something in it that is no sharding.
+        PackingError: when something in it cannot travel.
+    """
+    if value is None:
+        return b""
+    from jaxd.jax_side import refuse_no_shardings
+    from jaxd_protocol.packing import pack
+
+    value = tuple(value) if isinstance(value, list) else value  # as jax takes a list here
+    refuse_no_shardings(option, value)
+    return bytes(pack(value, f"the option {option}"))
+
+
+def check_arguments(function: Callable[..., Any], options: Options) -> None:
+    """Returns when the function has the parameters that its options name.
+
+    Raises:
+        ValueError: as `jax.jit`, when it has not, or one is both static and donated.
+    """
+    nums = {name: getattr(options, name) for name in ("static_argnums", "donate_argnums")}
+    names = {name: getattr(options, name) for name in ("static_argnames", "donate_argnames")}
+    if all(value is None for value in (*nums.values(), *names.values())):
+        return
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as of some functions written in C
+        if options.donate_argnames is not None:
+            raise ValueError(
+                f"Getting the signature of function {function} failed. Pass donate_argnums "
+                "instead of donate_argnames."
+            ) from None
+        return
+    for option, positions in nums.items():
+        _check_positions(signature, positions or (), option)
+    for option, given in names.items():
+        _check_names(signature, given or (), option)
+    _check_apart(signature, options)
+
+
+def _check_positions(signature: Signature, positions: tuple[int, ...], option: str) -> None:
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if any(kind.name == "VAR_POSITIONAL" for kind in kinds):
+        return  # it takes any number
+    count = sum(kind.name in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
+    if positions and (-min(positions) > count or max(positions) >= count):
+        raise ValueError(
+            f"Jitted function has {option}={positions}, but only accepts {count} positional "
+            "arguments."
+        )
+
+
+def _check_names(signature: Signature, names: tuple[str, ...], option: str) -> None:
+    kinds = {name: parameter.kind.name for name, parameter in signature.parameters.items()}
+    unnamed = {name for name in names if kinds.get(name) in ("POSITIONAL_ONLY", "VAR_POSITIONAL")}
+    if unnamed:
+        raise ValueError(
+            f"Jitted function has invalid argnames {unnamed} in {option}. These are positional-only"
+        )
+    named = {n for n, kind in kinds.items() if kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")}
+    unknown = set(names) - named
+    if unknown and "VAR_KEYWORD" not in kinds.values():
+        raise ValueError(
+            f"Jitted function has invalid argnames {unknown} in {option}. Function does not take "
+            "these args."
+        )
+
+
+def _check_apart(signature: Signature, options: Options) -> None:
+    """As jax, by the names; those of positions follow from the signature."""
+    static = _all_names(signature, options.static_argnums, options.static_argnames)
+    donated = _all_names(signature, options.donate_argnums, options.donate_argnames)
+    both = static & donated
+    if both:
+        raise ValueError(
+            "static_argnames and donate_argnames cannot intersect. Argument names "
+            f"{both} appear in both static_argnames and donate_argnames"
+        )
+
+
+def _all_names(
+    signature: Signature, nums: tuple[int, ...] | None, names: tuple[str, ...] | None
+) -> set[str]:
+    if names is not None:
+        return set(names)
+    return {
+        name
+        for i, (name, parameter) in enumerate(signature.parameters.items())
+        if i in (nums or ()) and parameter.kind.name == "POSITIONAL_OR_KEYWORD"
+    }

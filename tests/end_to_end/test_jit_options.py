@@ -1,0 +1,172 @@
+"""Options of `jax.jit` are part of the key: another value is another program, the old one stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxd import Client
+from jaxd.errors import ArgumentError, CompileAdvice
+from tests.end_to_end.counting import costs
+from tests.live_server import LiveServer
+
+X = np.arange(4, dtype=np.float32)
+
+
+class Mode(enum.Enum):
+    DOUBLE = 2.0
+    TRIPLE = 3.0
+
+
+@dataclasses.dataclass
+class Config:
+    """Cannot be hashed, and is not registered with jax."""
+
+    by: float
+    mode: Mode
+    layers: list[int]
+
+
+class Model:
+    """One without any declaration."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def apply(self, x: Any) -> Any:
+        return x * self.by
+
+
+def _sharding() -> Any:
+    mesh = jax.make_mesh((1,), ("i",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))  # type: ignore[no-untyped-call]
+
+
+FLIPS: dict[str, Any] = {
+    "static_argnums": 1,
+    "static_argnames": "y",
+    "donate_argnums": 0,
+    "donate_argnames": "x",
+    "keep_unused": True,
+    "inline": True,
+    "compiler_options": {"xla_embed_ir_in_executable": True},
+    "in_shardings": (_sharding(), None),
+    "out_shardings": _sharding(),
+    "static": "jax",
+}
+
+
+@pytest.mark.parametrize("option", FLIPS)
+def test_an_option_is_part_of_the_key(client: Client, option: str) -> None:
+    """Flipped, the function is traced anew; set back, the old program answers."""
+    flip = FLIPS[option]
+
+    def scaled(x: Any, y: Any) -> Any:
+        return x + len(option)
+
+    def call(**options: Any) -> dict[str, int]:
+        with costs(client) as spent, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = client.persistent_call(scaled, **options)(X, 2.0)
+        assert np.asarray(found).tolist() == (X + len(option)).tolist()
+        return spent
+
+    assert call()["traces"] == 1
+    assert call(**{option: flip})["traces"] == 1
+    assert call() == call(**{option: flip}) == {"executable_hits": 1}
+
+
+def test_what_jax_cannot_trace_is_static_without_being_declared(client: Client) -> None:
+    """One program for each content; equal ones need not be the same object. Numbers are traced."""
+
+    @client.persistent_call
+    def scaled(x: Any, config: Any, *, how: Any) -> Any:
+        assert len(config.layers) < 9
+        return how["f"](x * config.by * config.mode.value) + how["n"]
+
+    def times(by: float, mode: Mode, n: float) -> float:
+        config = Config(by, mode, [1, 2])
+        return float(scaled(np.float32(1), config, how={"f": abs, "n": n, "name": "ab" + "s"}))
+
+    with costs(client) as spent:
+        assert [times(2.0, Mode.DOUBLE, n) for n in (1.0, 2.0)] == [5.0, 6.0]
+    assert (spent["traces"], spent["executable_hits"]) == (1, 1)
+    with costs(client) as spent:
+        assert times(2.0, Mode.TRIPLE, 0.0) == times(3.0, Mode.DOUBLE, 0.0) == 6.0
+    assert spent["traces"] == 2
+    strict = client.persistent_call(scaled.__wrapped__, static="jax")
+    with pytest.raises(ArgumentError, match="static_argnames"):
+        strict(X, Config(1.0, Mode.DOUBLE, []), how={})
+
+
+def test_methods_need_no_declaration(client: Client) -> None:
+    """The instance counts by what is in it."""
+    apply = client.persistent_call(Model.apply)
+    with costs(client) as spent:
+        found = [float(apply(Model(by), 2.0)) for by in (2.0, 3.0, 2.0)]
+    assert found == [4.0, 6.0, 4.0]
+    assert (spent["traces"], spent["executable_hits"]) == (2, 1)
+
+
+def test_a_value_that_is_new_in_each_call_is_told_once(client: Client) -> None:
+    """With the place where it stands."""
+
+    @client.persistent_call
+    def noted(x: Any, notes: Any) -> Any:
+        return x + len(notes["text"])
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n in range(10):
+            noted(1.0, {"text": str(n)})
+    (advice,) = said
+    assert advice.category is CompileAdvice
+    assert "8 values of argument notes['text'] ('0', '1', …)" in str(advice.message)
+
+
+def test_a_client_without_jax_has_the_same_rules(live: LiveServer) -> None:
+    """And finds the program that another process has made for the same content."""
+    program = """
+import collections, enum, fractions, sys
+from jaxd import persistent_call, statistics
+
+class Mode(enum.Enum):
+    UP, DOWN = 1, -1
+
+Point = collections.namedtuple("Point", "x")
+
+class Config:
+    def __init__(self, by):
+        self.by = by
+
+@persistent_call
+def signed(x, mode, config):
+    return x.x * mode[0].value * config.by * len(mode[1]) * int(config.part)
+
+def call(sign, x, by=3.0):
+    config = Config(by)
+    config.part = fractions.Fraction(1)
+    return float(signed(Point(x), (sign, "text", collections.deque([1])), config))
+
+before = statistics()
+print(call(Mode.UP, 2.0), call(Mode.DOWN, 2.0), call(Mode.DOWN, 4.0))
+print(statistics().traces - before.traces)
+try:
+    persistent_call(signed.__wrapped__, static_argnames="sign")
+except ValueError as error:
+    print(error)
+assert "jax" not in sys.modules
+"""
+    wrong = (
+        "Jitted function has invalid argnames {'sign'} in static_argnames. Function does not take "
+        "these args."
+    )
+    for traces in (2, 0):
+        ended = live.run(program)
+        assert ended.stdout.splitlines() == ["24.0 -24.0 -48.0", str(traces), wrong], ended.stderr

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import functools
+from enum import Enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_protocol.jax_objects.inner_jits import call_jitted
+
+
+class Mode(Enum):
+    UP = 1
+    DOWN = -1
+
+
+def signed(x: Any, mode: Any, n: int = 1) -> Any:
+    return x * mode.value * n
+
+
+def test_numbers_are_traced_as_under_jit() -> None:
+    """Python would divide by zero, and never run out of digits."""
+    divided = call_jitted(lambda a, b: a / b, (), (1, 0), {})
+    assert (float(divided), divided.weak_type) == (jax.jit(lambda a, b: a / b)(1, 0), True)
+    assert int(call_jitted(lambda a: a * a, (), (1 << 20,), {})) == 0
+
+
+def test_what_is_declared_static_stays_what_it_is() -> None:
+    """By position and by name; what cannot be hashed is refused."""
+    power = functools.partial(call_jitted, lambda x, n: x**n, (("static_argnames", ("n",)),))
+    assert float(power((2.0, 3), {})) == float(power((2.0,), {"n": 3})) == 8.0
+    with pytest.raises(ValueError, match="Non-hashable static"):
+        power((2.0, jnp.ones(3)), {})
+
+
+def test_what_jax_cannot_trace_is_static() -> None:
+    """Beside what is traced and what is declared, and under an outer trace as well."""
+    assert float(call_jitted(signed, (), (2.0, Mode.DOWN), {"n": 3})) == -6.0
+    options = (("static_argnums", (2,)),)
+    found = jax.jit(lambda x: call_jitted(signed, options, (x, Mode.DOWN, 3), {}))(2.0)
+    assert float(found) == -6.0
+    tree = {"mode": "double", "x": np.float32(2), "none": None, "f": jnp.negative}
+    found = call_jitted(lambda t: t["f"](t["x"] * len(t["mode"])), (), (tree,), {})
+    assert float(found) == -12.0
+
+
+def test_by_the_rule_of_jax_it_is_an_error() -> None:
+    """As under `jax.jit`."""
+    with pytest.raises(TypeError, match="as an abstract array"):
+        call_jitted(signed, (("static", "jax"),), (2.0, Mode.UP), {})
+
+
+def test_nothing_is_remembered_from_one_program_to_the_next() -> None:
+    """Settings that jax does not look at may have changed between them."""
+    traced: list[Any] = []
+
+    def noting(x: Any) -> Any:
+        traced.append(None)
+        return x
+
+    for _ in range(2):
+        call_jitted(noting, (), (1.0,), {})
+    assert len(traced) == 2
