@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from jaxd import errors
 from jaxd.arrays_here import PRNGKeys
+from jaxd.batching import BatchedFunction, vmap_auto
 from jaxd.client import (
     Client,
     connect,
@@ -39,6 +40,7 @@ from jaxd_protocol.addresses import Address
 
 __all__ = [
     "Address",
+    "BatchedFunction",
     "CallOptions",
     "Client",
     "LazyArray",
@@ -60,6 +62,7 @@ __all__ = [
     "put",
     "shared_copy",
     "statistics",
+    "vmap_auto",
     "wait",
 ]
 
