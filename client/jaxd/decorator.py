@@ -10,6 +10,7 @@ from jaxd.caller import Caller, HasCaller, default_caller
 from jaxd.jit_options import (
     check_arguments,
     check_function,
+    inline_of,
     names_of,
     packed_shardings,
     positions_of,
@@ -65,7 +66,7 @@ class CallOptions(TypedDict, total=False):
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Iterable[str] | None
     keep_unused: bool
-    inline: bool
+    inline: Any
     in_shardings: Any
     out_shardings: Any
     compiler_options: Mapping[str, Any] | None
@@ -147,7 +148,7 @@ def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
         donate_argnums=positions_of(given.get("donate_argnums")),
         donate_argnames=names_of(given.get("donate_argnames")),
         keep_unused=given.get("keep_unused", False),
-        inline=given.get("inline", False),
+        inline=inline_of(given.get("inline", False)),
         in_shardings=packed_shardings("in_shardings", given.get("in_shardings")),
         out_shardings=packed_shardings("out_shardings", given.get("out_shardings")),
         static=given.get("static", "auto"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_arguments",
     "check_function",
+    "inline_of",
     "names_of",
     "packed_shardings",
     "positions_of",
@@ -80,6 +81,13 @@ def names_of(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
         if not isinstance(name, str):
             raise TypeError(f"argument is not a string: {name}. Give names of parameters.")
     return names
+
+
+def inline_of(value: Any) -> bool | str:
+    """`inline` as it travels: yes or no, or the value of a member of `jax.Inline`."""
+    from enum import Enum
+
+    return str(value.value) if isinstance(value, Enum) else bool(value)
 
 
 def packed_shardings(option: str, value: Any) -> bytes:

@@ -60,6 +60,7 @@ that its client has made of the call's `number`, so that it can be used before i
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -126,8 +127,9 @@ class Options(NamedTuple):
     """How a function is to be compiled: `jax.jit`'s options, and jax's configuration.
 
     Attributes:
-        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline:
-            as in `jax.jit`.
+        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused: as in
+            `jax.jit`.
+        inline: the same; text is the value of a member of `jax.Inline`.
         compiler_options: name and value of each XLA option, sorted.
         in_shardings, out_shardings: as in `jax.jit`, packed; empty when they are not given.
         static: `auto`: what jax cannot trace is static wherever it stands; `jax`: it is an error.
@@ -142,7 +144,7 @@ class Options(NamedTuple):
     donate_argnums: tuple[int, ...] | None = None
     donate_argnames: tuple[str, ...] | None = None
     keep_unused: bool = False
-    inline: bool = False
+    inline: bool | str = False
     compiler_options: tuple[tuple[str, Literal], ...] = ()
     in_shardings: bytes = b""
     out_shardings: bytes = b""
@@ -181,7 +183,7 @@ class Options(NamedTuple):
         if self.keep_unused:
             arguments["keep_unused"] = True
         if self.inline:
-            arguments["inline"] = True
+            arguments["inline"] = self.inline if self.inline is True else _inline(self.inline)
         if self.compiler_options:
             arguments["compiler_options"] = dict(self.compiler_options)
         for name in ("in_shardings", "out_shardings"):
@@ -191,6 +193,17 @@ class Options(NamedTuple):
 
                 arguments[name] = unpack(packed)
         return arguments
+
+
+def _inline(name: str) -> Any:
+    """A member of `jax.Inline`, where there is jax and this jax has it."""
+    try:
+        return sys.modules["jax"].Inline(name)
+    except (AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"inline={name!r} is not known to the server's jax. Use True or False, or install the "
+            "same jax on both sides."
+        ) from error
 
 
 def normal_config(config: Mapping[str, Literal]) -> tuple[tuple[str, Literal], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from jaxd.jit_options import (
     check_arguments,
     check_function,
+    inline_of,
     names_of,
     packed_shardings,
     positions_of,
@@ -134,6 +136,20 @@ def test_parameters_that_there_are_not(function: Any, given: dict[str, Any]) -> 
     with pytest.raises(ValueError, match=r"Jitted|intersect|signature") as ours:
         check_arguments(function, Options(**given))
     assert str(ours.value) == str(theirs.value)
+
+
+def test_inline() -> None:
+    """Yes or no as jax reads it; a member of `jax.Inline`, where jax has that, by its value."""
+
+    class Inline(enum.Enum):
+        LATE = "jax_late"
+
+    assert [inline_of(value) for value in (True, 0, "yes", Inline.LATE)] == [
+        True,
+        False,
+        True,
+        "jax_late",
+    ]
 
 
 def test_shardings_are_packed_the_same_way_each_time() -> None:

@@ -27,6 +27,10 @@ EVERY_ONE_CHANGED = [
     Options(inline=True),
     Options(compiler_options=(("xla_a", True),)),
     Options(compiler_options=(("xla_a", 1),)),
+    Options(inline="jax_late"),
+    Options(in_shardings=b"a"),
+    Options(out_shardings=b"a"),
+    Options(static="jax"),
     Options(config=(("jax_enable_x64", True),)),
     Options(extra_key="a"),
     Options(extra_key=b"a"),
@@ -45,6 +49,25 @@ def test_options_that_differ_have_different_bytes() -> None:
         if value != getattr(Options(), name)
     }
     assert len({options.to_bytes() for options in EVERY_ONE_CHANGED}) == len(EVERY_ONE_CHANGED)
+
+
+def test_an_inner_function_has_the_options_of_jit() -> None:
+    """Only what is not the default, and neither settings nor what tells keys apart."""
+    assert Options(config=(("jax_enable_x64", True),), extra_key="a").of_jit() == ()
+    options = Options(static_argnames=("n",), static="jax")
+    assert options.of_jit() == (("static_argnames", ("n",)), ("static", "jax"))
+    assert Options(**dict(options.of_jit())) == options
+
+
+def test_an_inline_that_jax_does_not_have_is_refused() -> None:
+    """jax 0.10 has only yes and no."""
+    import jax
+
+    with pytest.raises(ConfigurationError, match="install the same jax"):
+        Options(inline="no_such").jit_arguments()
+    if hasattr(jax, "Inline"):
+        late = Options(inline="jax_late").jit_arguments()
+        assert late == {"inline": jax.Inline.JAX_LATE}
 
 
 @pytest.mark.parametrize("options", EVERY_ONE_CHANGED)
