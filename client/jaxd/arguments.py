@@ -137,10 +137,10 @@ class ArgumentEncoder(TreeEncoder):
         elif is_literal(value):
             self.static(value)
         else:
-            from jaxd_protocol.packing import pack
+            from jaxd.watched import pack_once
 
             what = f"a static argument of type {type(value).__name__}"
-            self._packed_static(value, pack(value, what))
+            self._packed_static(value, pack_once(value, what))
 
     def _packed_static(self, value: Any, data: Packed) -> None:
         self._meet(value, data)
@@ -240,9 +240,9 @@ class ArgumentEncoder(TreeEncoder):
         elif is_literal(value):
             self.undeclared(value)
         else:
-            from jaxd_protocol.packing import pack
+            from jaxd.watched import pack_once
 
-            data = pack(value, f"an argument of type {type(value).__name__}")
+            data = pack_once(value, f"an argument of type {type(value).__name__}")
             if len(data) <= _MAX_STATIC_BYTES:
                 self._skeleton += (b"X", dump_literal(name_of(value)))
                 self._packed_static(value, data)

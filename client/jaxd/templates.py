@@ -9,22 +9,18 @@ Private to jax: `PyTreeDef.__getstate__`, a list of nodes of which the third ite
 
 from __future__ import annotations
 
-import re
 import types
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final
 
 from jaxd.jax_side import loaded_jax
-from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Guards, walk
+from jaxd.watched import is_made_in_c, watch
+from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.archives import current_archives
-from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packing import Packed, pack
 from jaxd_protocol.trees import dump_literal, is_literal
 from jaxd_protocol.trees.layout import COUNT
@@ -185,7 +181,7 @@ def _is_data(cls: type) -> bool:
     Those of a result are made anew each time.
     """
     return is_dataclass(cls) and all(
-        base is object or (_STATE_IS_ELSEWHERE.isdisjoint(vars(base)) and not _is_made_in_c(base))
+        base is object or (_STATE_IS_ELSEWHERE.isdisjoint(vars(base)) and not is_made_in_c(base))
         for base in cls.__mro__
     )
 
@@ -200,16 +196,8 @@ def _content(value: Any, structure: Any) -> tuple[bytes | None, Guards | None]:
 
     None where there are changes that nobody would notice.
     """
-    statics = tuple(_statics(structure))
-    try:
-        walked = walk(statics, type(value).__qualname__, archives=current_archives())
-    except PackingError:
-        return None, None
-    if walked.fingerprint.unshared or not walked.guards.complete:
-        return None, None
-    if not all(map(_is_seen, walked.reach.numbered)):
-        return None, None
-    return walked.fingerprint.digest, walked.guards
+    watched = watch(tuple(_statics(structure)), type(value).__qualname__)
+    return (None, None) if watched is None else watched
 
 
 def _statics(structure: Any) -> Iterator[tuple[type, Any]]:
@@ -223,35 +211,6 @@ def _statics(structure: Any) -> Iterator[tuple[type, Any]]:
 
 
 _CONTAINERS: Final = frozenset({dict, list, tuple, type(None)})
-
-_GUARDED: Final = frozenset(
-    {
-        *(object, int, float, complex, str, bytes, tuple, frozenset, slice, re.Pattern),
-        *(dict, OrderedDict, defaultdict, types.MappingProxyType, list, deque, set, bytearray),
-        *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CodeType),
-        *(types.CellType, partial, property, staticmethod, classmethod),
-    }
-)
-"""Types made in C whose instances cannot change, or whose changes guards see."""
-
-
-def _is_seen(value: Any) -> bool:
-    """Whether changes of an object would be noticed."""
-    if isinstance(value, type | types.ModuleType) or kind_of(value) is not None:
-        return True
-    return all(
-        base in _GUARDED or base.__module__ == "numpy" or not _is_made_in_c(base)
-        for base in type(value).__mro__
-    )
-
-
-def _is_made_in_c(cls: type) -> bool:
-    is_of_python = cls.__flags__ & _HEAP_TYPE
-    return not is_of_python or isinstance(vars(cls).get("__new__"), types.BuiltinFunctionType)
-
-
-_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
 
 # for people --------------------------------------------------------------------------------------
 
