@@ -36,7 +36,8 @@ class Watched(NamedTuple):
 def watch(value: Any, name: str) -> Watched | None:
     """None where there are changes that nobody would notice."""
     try:
-        walked = walk(value, name, archives=current_archives())
+        # In a tuple: of an object that can be called, a walk from there sees only what it calls.
+        walked = walk((value,), name, archives=current_archives())
     except PackingError:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:

@@ -30,6 +30,14 @@ class Setting:
     more: dict[str, Any] = field(default_factory=dict)
 
 
+class Scale:
+    def __init__(self, by: int, unread: int) -> None:
+        self.by, self.unread = by, unread
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was packed, in order."""
@@ -69,6 +77,15 @@ def test_a_change_is_noticed(packings: list[Any], monkeypatch: pytest.MonkeyPatc
     pack_once(scaled, "it")
     monkeypatch.setattr(RATE, "value", 2)
     assert unpack(pack_once(scaled, "it"))(3) == 6
+
+
+def test_an_object_that_can_be_called_is_watched_whole(packings: list[Any]) -> None:
+    """Others may read of it what its own call does not."""
+    scale = Scale(1, 2)
+    pack_once(scale, "it")
+    scale.unread = 3
+    assert unpack(pack_once(scale, "it")).unread == 3
+    assert len(packings) == 2
 
 
 def test_what_nobody_watches_is_packed_each_time(packings: list[Any]) -> None:

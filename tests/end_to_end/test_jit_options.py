@@ -34,10 +34,13 @@ class Config:
 
 
 class Model:
-    """One without any declaration."""
+    """One without any declaration; its call does not read what its other method reads."""
 
     def __init__(self, by: float) -> None:
         self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x
 
     def apply(self, x: Any) -> Any:
         return x * self.by

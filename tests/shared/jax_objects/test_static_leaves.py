@@ -27,6 +27,14 @@ class Setting:
     width: Any
 
 
+class Scale:
+    def __init__(self, by: int, unread: int) -> None:
+        self.by, self.unread = by, unread
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
 class Colour(Enum):
     RED = 1
     BLUE = 2
@@ -72,6 +80,12 @@ def test_content_is_the_same_for_equal_values_only() -> None:
     """Literals by themselves, others by a walk."""
     assert content_of((1, "a")) == content_of((1, "a")) != content_of((True, "a"))
     assert content_of(jnp.tanh) == content_of(jnp.tanh) != content_of(jnp.sin)
+
+
+def test_all_of_an_object_that_can_be_called_counts() -> None:
+    """Not only what its own call reads: a function may read the rest."""
+    assert content_of(Scale(1, 2)) == content_of(Scale(1, 2))
+    assert len({content_of(Scale(*args)) for args in ((1, 2), (1, 3), (2, 2))}) == 3
 
 
 def test_what_jax_cannot_trace_is_closed() -> None:
