@@ -232,4 +232,3 @@ class PersistentFunction(Transformable, Inspected[P], PlainInside, Generic[P, R]
         _, manner, timeout_s, strict = self._manner
         call = caller.encode(spec, args, kwargs, timeout_s, results or manner, strict)
         return self._settled(caller, call, config)
-

@@ -161,7 +161,7 @@ def test_its_stages_are_jaxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def layer(x: Any, w: Any, mode: str = "plus") -> Any:
         return x @ w + 1 if mode == "plus" else x
 
-    spec = jax.ShapeDtypeStruct((3, 2), np.float32)  # type: ignore[no-untyped-call]
+    spec = jax.ShapeDtypeStruct((3, 2), np.float32)
     x = np.ones((2, 3), np.float32)
     monkeypatch.setenv("JAXD_INLINE", "1")
     function = persistent_call(layer, config={"jax_enable_x64": True})

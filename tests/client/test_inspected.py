@@ -12,7 +12,7 @@ from jaxd import Client
 from tests.end_to_end.counting import costs
 
 X = np.ones((2, 3), np.float32)
-SPEC = jax.ShapeDtypeStruct((3, 2), np.float32)  # type: ignore[no-untyped-call]
+SPEC = jax.ShapeDtypeStruct((3, 2), np.float32)
 
 
 def layer(x: Any, w: Any, mode: str = "plus") -> Any:

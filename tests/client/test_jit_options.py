@@ -155,7 +155,7 @@ def test_inline() -> None:
 def test_shardings_are_packed_the_same_way_each_time() -> None:
     """So that the key is the same in each process; None is as if they were not given."""
     mesh = jax.make_mesh((1,), ("x",))
-    spec = jax.sharding.PartitionSpec("x")  # type: ignore[no-untyped-call]
+    spec = jax.sharding.PartitionSpec("x")
     one, other = (
         packed_shardings("in_shardings", (jax.sharding.NamedSharding(mesh, spec), None))
         for _ in range(2)

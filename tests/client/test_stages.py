@@ -24,7 +24,7 @@ def layer(x: Any, w: Any, mode: str = "plus") -> Any:
     return jnp.dot(x, w) + 1 if mode == "plus" else x
 
 
-SPEC = jax.ShapeDtypeStruct((3, 2), np.float32)  # type: ignore[no-untyped-call]
+SPEC = jax.ShapeDtypeStruct((3, 2), np.float32)
 
 
 def test_it_shows_what_jax_shows(client: Client) -> None:

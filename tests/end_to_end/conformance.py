@@ -141,7 +141,7 @@ def generator(x: Any) -> Any:
 
 X = np.arange(4, dtype=np.float32)
 MESH = jax.make_mesh((1,), ("i",))
-SPREAD = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("i"))  # type: ignore[no-untyped-call]
+SPREAD = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("i"))
 
 _SCALARS = {
     "int": 3,
@@ -180,7 +180,7 @@ _TREES: dict[str, Any] = {
     "keys that are members": {Colour.RED: 1.0},
     "keys of two kinds": {"a": 1, 2: 2},
     "node": Affine(np.ones(3), "name"),
-    "partial": jax.tree_util.Partial(add, 1.0),  # type: ignore[no-untyped-call]
+    "partial": jax.tree_util.Partial(add, 1.0),
 }
 
 _UNTRACEABLE: dict[str, Any] = {
@@ -198,7 +198,7 @@ _UNTRACEABLE: dict[str, Any] = {
     "module": np,
     "masked": np.ma.array([1.0, 2.0], mask=[True, False]),
     "convertible": Convertible(),
-    "spec": jax.ShapeDtypeStruct((3,), np.float32),  # type: ignore[no-untyped-call]
+    "spec": jax.ShapeDtypeStruct((3,), np.float32),
     "numpy text": np.str_("a"),
     "generator": (i for i in range(2)),
 }
@@ -272,7 +272,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "sharding of another rank": (twice, (1.0,), {"in_shardings": (SPREAD,)}),
     "shardings of too many": (twice, (X,), {"in_shardings": (SPREAD, SPREAD)}),
     "shardings that are none": (twice, (X,), {"in_shardings": "i"}),
-    "partition without mesh": (twice, (X,), {"in_shardings": jax.sharding.PartitionSpec("i")}),  # type: ignore[no-untyped-call]
+    "partition without mesh": (twice, (X,), {"in_shardings": jax.sharding.PartitionSpec("i")}),
     "no such option": (twice, (X,), {"no_such": True}),
 }
 
@@ -290,10 +290,10 @@ _CALLABLES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "partial": (functools.partial(power, n=3), (2.0,), {"static_argnames": "mode"}),
     "partial by position": (functools.partial(power, 2.0), (3,), {"static_argnums": 0}),
     "partial with too few left": (functools.partial(power, n=3), (2.0,), {"static_argnums": 2}),
-    "partial of jax": (jax.tree_util.Partial(power, 2.0), (3,), {}),  # type: ignore[no-untyped-call]
+    "partial of jax": (jax.tree_util.Partial(power, 2.0), (3,), {}),
     "partial as argument": (
         lambda f, x: f(x),
-        (jax.tree_util.Partial(jnp.add, 2.0), 3),  # type: ignore[no-untyped-call]
+        (jax.tree_util.Partial(jnp.add, 2.0), 3),
         {},
     ),
     "positional only": (closed, (1.0, 2, 3.0), {"static_argnums": 1}),

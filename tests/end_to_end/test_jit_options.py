@@ -48,7 +48,7 @@ class Model:
 
 def _sharding() -> Any:
     mesh = jax.make_mesh((1,), ("i",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))  # type: ignore[no-untyped-call]
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
 
 
 FLIPS: dict[str, Any] = {
