@@ -11,7 +11,6 @@ from jaxd.caller import Caller
 from jaxd.encoded import Encoded
 from jaxd.forking import forget_after_fork
 from jaxd.identities import Identities
-from jaxd.inspected import Inspected
 from jaxd.nnx_methods import with_nnx_objects
 from jaxd.option_values import Ship
 from jaxd.results import ResultsAs
@@ -54,7 +53,7 @@ class Manner(NamedTuple):
 
 
 @with_nnx_objects
-class PersistentFunction(Transformable, Inspected[P], PlainInside, Generic[P, R]):
+class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
     Thread-safe. Inside of another persistent function it is the function under `jax.jit`.

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
+
+from jaxd.inspected import Inspected
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
-    from jaxd.encoded import Encoded
-    from jaxd.identities import Identities
-    from jaxd.persistent_function import Manner, PersistentFunction
-    from jaxd_protocol.calls import Options
+    from jaxd.persistent_function import PersistentFunction
 
 __all__ = ["Transformable"]
+
+P = ParamSpec("P")
 
 _MAX_DERIVED: Final = 64
 
 
-class Transformable:
+class Transformable(Inspected[P]):
     """What a persistent function can be transformed by, without jax.
 
     Each method returns another persistent function, which the server traces, compiles and keeps as
@@ -26,11 +27,6 @@ class Transformable:
     the derivative of what has none, the result has None. Nothing is donated.
     """
 
-    __wrapped__: Callable[..., Any]
-    _options: Options
-    _find_caller: Callable[[], Caller | None]
-    _manner: Manner
-    _identities: Identities
     _derived: dict[bytes, PersistentFunction[..., Any]]
 
     def grad(
@@ -152,9 +148,6 @@ class Transformable:
             kwargs,
             lambda call: self._settled(caller, call, config),
         )
-
-    def _settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
-        raise NotImplementedError
 
     def _derive(self, name: str, **given: Any) -> PersistentFunction[..., Any]:
         """The function behind one more transformation."""

@@ -12,6 +12,7 @@ from jaxd import watched
 from jaxd.watched import is_made_in_c, pack_once, watch
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.packing import pack, unpack
+from tests.ids import stable_id
 
 RATE = SimpleNamespace(value=1)
 
@@ -52,7 +53,7 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return done
 
 
-@pytest.mark.parametrize("value", [scaled, Colour.RED, Setting(), Setting, {"a"}], ids=str)
+@pytest.mark.parametrize("value", [scaled, Colour.RED, Setting(), Setting, {"a"}], ids=stable_id)
 def test_what_has_not_changed_is_packed_once(packings: list[Any], value: Any) -> None:
     """Functions, classes, members and instances alike."""
     one, other = (pack_once(value, "it") for _ in range(2))
