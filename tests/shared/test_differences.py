@@ -177,6 +177,11 @@ def test_where_no_part_is_known_it_says_so() -> None:
             {"transformations": (transformation("grad", {"argnums": 1}),)},
             "transformations: none → grad(argnums=1)",
         ),
+        (
+            {"transformations": (transformation("flat_vmap", {"axes": (0,)}),)},
+            {"transformations": (transformation("flat_vmap", {"axes": (1,)}),)},
+            "transformations: vmap → vmap, for other arguments",
+        ),
     ],
 )
 def test_options_and_settings_are_told(

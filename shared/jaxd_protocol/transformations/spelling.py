@@ -49,12 +49,17 @@ def shown_name(function: str, transformations: Sequence[Transformation]) -> str:
 
 
 def shown(transformations: Sequence[Transformation]) -> str:
-    """A list of transformations for people: `grad(argnums=1), vmap`."""
-    return ", ".join(map(_shown, transformations)) or "none"
+    """A list of transformations for people: `grad(argnums=1), vmap`.
+
+    Of those that jax asks for, the names: their options say nothing to anybody.
+    """
+    return ", ".join(_shown(one) for one in transformations if one[0] != "flat") or "none"
 
 
 def _shown(literal: Transformation) -> str:
     name, options = options_of(literal)
+    if name.startswith(_FLAT):
+        return str(name.removeprefix(_FLAT))
     told = [f"{option}={value!r}" for option, value in options.items() if value]
     return f"{name}({', '.join(told)})" if told else str(name)
 

@@ -86,7 +86,10 @@ def _signature(function: _Function, transformations: Sequence[Transformation]) -
     except (TypeError, ValueError) as error:
         raise AttributeError("__signature__") from error
     for name, _ in transformations:
-        if name in _SIGNATURES:
+        if name == "flat" and "behind" not in found.parameters:
+            behind = inspect.Parameter("behind", inspect.Parameter.POSITIONAL_ONLY)
+            found = found.replace(parameters=[behind, *found.parameters.values()])
+        elif name in _SIGNATURES:
             found = inspect.signature(_SIGNATURES[name])
     return found
 

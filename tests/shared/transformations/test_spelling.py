@@ -62,3 +62,4 @@ def test_people_read_the_last_one_first() -> None:
     assert shown_name("step", [grad, vmap]) == "vmap(grad(step))"
     assert shown_name("step", [grad, *flat]) == "vmap(grad(step))"
     assert (shown([grad, vmap]), shown([])) == ("grad(argnums=1), vmap", "none")
+    assert shown([grad, *flat]) == "grad(argnums=1), vmap"

@@ -108,6 +108,10 @@ def test_it_says_how_it_is_called() -> None:
     assert list(inspect.signature(grad).parameters) == ["mode", "x", "n"]
     assert list(inspect.signature(jvp).parameters) == ["primals", "tangents", "kwargs"]
     assert (grad.__name__, jvp.__qualname__) == ("grad(powers)", "jvp(powers)")
+    flat = of(powers, "flat", inputs=("", ""), sent=(0, 1))
+    assert list(inspect.signature(flat).parameters) == ["behind", "mode", "x", "n"]
+    odd = of(lambda behind: behind, "flat", inputs=("",), sent=(0,))
+    assert list(inspect.signature(odd).parameters) == ["behind", "args", "kwargs"]
     assert not hasattr(grad, "__wrapped__")
 
 
