@@ -1,1 +1,1 @@
-"""Tests of trees as flat data."""
+"""Tests of transformations by name and by steps."""
