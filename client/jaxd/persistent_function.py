@@ -126,8 +126,7 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         caller = self._find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        config = self._current_config()
-        call = self._encode(caller, config, args, kwargs, results="remote")
+        call = self._encode(caller, self._current_config(), args, kwargs, results="remote")
         return caller.call(call)  # type: ignore[no-any-return]
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
