@@ -112,7 +112,8 @@ class ClientConnection(SharedReading):
             LimitExceeded: when the request is larger than the server takes.
         """
         seq = next(self.numbers) if number is None else number
-        pending = self._pending[seq] = Pending(about=about)
+        pending = self._pending[seq] = Pending()
+        pending.about = about
         try:
             self._send(seq, verb, args, buffers, descriptors)
             self._wait(pending, deadline)
