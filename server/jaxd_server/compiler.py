@@ -163,7 +163,9 @@ class Compiler:
             device_bytes=jax_programs.device_bytes(compiled),
             devices=jax_programs.device_ids(lowered),
         )
-        program.calls_back = function.obstacle == "callbacks"
+        if function.obstacle == "callbacks":
+            program.calls_back = jax_programs.has_effects(lowered)
+            program.calls_python = True
         return program
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ class Executable:
         kept_as: what it is kept by on disk; empty when it is not.
         stays: what of its result stays on the server, by what its calls want and take.
         said: what the function said while it was traced, see `Said`.
-        talks: whether it has said something, or calls back while it runs; both are rare.
+        talks: whether it has said something, or calls Python while it runs; both are rare.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Executable:
         self.recorded = recorded
         self.structure = structure
         self.said = NOTHING
-        self.talks = program.calls_back
+        self.talks = program.calls_python
         self.serial = next(_serials)
         self.principal = ""
         self.kept_as = b""

@@ -21,6 +21,7 @@ from jax._src import debugging
 from jaxd_protocol.errors import CallbackError
 from jaxd_server.aims import Aims, stays_here
 from jaxd_server.turns import call_client
+from jaxd_server.voices import speaking_for_one
 
 __all__ = ["Remote", "aiming", "calling_nobody", "have_clients_called_back"]
 
@@ -63,7 +64,7 @@ class _Bind:
         self._exchange = exchange
 
     def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
-        if _calls_nobody.get():
+        if _calls_nobody.get() and self._exchange is not _exchange_pure:
             return self._not_called()
         aims = _aims.get()
         if aims is not None:
@@ -106,6 +107,29 @@ def _exchange_io(aims: Aims, callback: Any) -> Any:
     return type(callback)(Remote(aims, function, wants_result=True), callback.in_tree)
 
 
+def _exchange_pure(_: Aims, callback: Any) -> Any:
+    if isinstance(callback.callback_func, _Here):
+        return callback
+    return type(callback)(_Here(callback.callback_func), callback.in_tree)
+
+
+class _Here:
+    """Calls a function here, and has its words go to the call that it can be."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Here) and bool(self._function == other._function)
+
+    def __hash__(self) -> int:
+        return hash(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with speaking_for_one():
+            return self._function(*args, **kwargs)
+
+
 def _exchange_debug(aims: Aims, callback: Any) -> Any:
     """jax closes over function, structure and what is no array among the arguments."""
     if isinstance(callback, _Flat):
@@ -137,5 +161,6 @@ class _Flat:
 
 _EXCHANGES: Final[dict[Any, Callable[[Aims, Any], Any]]] = {
     jax_callback.io_callback_p: _exchange_io,
+    jax_callback.pure_callback_p: _exchange_pure,
     debugging.debug_callback_p: _exchange_debug,
 }

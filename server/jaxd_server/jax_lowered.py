@@ -21,6 +21,7 @@ __all__ = [
     "Obstacle",
     "OutLeaf",
     "device_ids",
+    "has_effects",
     "in_structure",
     "note_own",
     "out_leaves",
@@ -114,6 +115,15 @@ def program_id(lowered: jax.stages.Lowered, options: Options) -> tuple[bytes, Ob
 def in_structure(lowered: jax.stages.Lowered) -> Any:
     """The structure of `(args, kwargs)` without statics, to which calls have to flatten."""
     return lowered.in_tree
+
+
+def has_effects(lowered: jax.stages.Lowered) -> bool:
+    """Whether it calls back for an effect, as `jax.debug.print` and `io_callback` do."""
+    try:
+        facts = lowered._lowering.compile_args  # type: ignore[attr-defined]
+        return bool(facts["ordered_effects"] or facts["unordered_effects"])
+    except (AttributeError, KeyError):
+        return True  # which costs no more than time
 
 
 def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:

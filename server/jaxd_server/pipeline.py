@@ -205,6 +205,8 @@ class Pipeline:
             finally:
                 run.executable.release()
                 self.admission.leave(running)
+                if run.executable.talks:
+                    self._turns.end(run)
             run.executable.took(time.monotonic() - running.started)
             count(run)
             return reply

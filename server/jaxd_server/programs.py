@@ -24,13 +24,15 @@ class Program:
         device_bytes: what it takes on the device.
         devices: ids of those that it runs on.
         is_original: whether XLA compiled it in this process: only then it can be written to disk.
-        calls_back: whether it calls Python while it runs.
+        calls_python: whether it calls Python while it runs.
+        calls_back: whether it does so for an effect; such programs run one at a time.
     """
 
     __slots__ = (
         "__weakref__",
         "call",
         "calls_back",
+        "calls_python",
         "compile_s",
         "device_bytes",
         "devices",
@@ -60,6 +62,7 @@ class Program:
         self.devices = devices
         self.is_original = is_original
         self.calls_back = False
+        self.calls_python = False
 
 
 class Programs:

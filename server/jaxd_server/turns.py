@@ -1,4 +1,4 @@
-"""Programs that call back run one at a time, so that it is known for whom they do.
+"""Programs that call back for an effect run one at a time, so that it is known for whom they do.
 
 XLA calls back in threads of its own, which say nothing of the call that they belong to: that one is
 the one whose turn it is.
@@ -18,7 +18,13 @@ from jaxd_server.call import Call
 from jaxd_server.jax_programs import wait_for_effects
 from jaxd_server.run import Run
 from jaxd_server.said import tell_once
-from jaxd_server.voices import Voice, give_the_floor
+from jaxd_server.voices import (
+    Voice,
+    forget_caller,
+    give_the_floor,
+    note_caller,
+    speaking,
+)
 
 __all__ = ["Turns", "call_client"]
 
@@ -28,6 +34,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # held by the call whose turn it is
+        self._voices: dict[int, Voice] = {}  # of runs that take no turns; each step is atomic
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
         """Starts a run whose executable talks; one that calls back is over when this returns.
@@ -37,15 +44,40 @@ class Turns:
             Exception: what `dispatch` raises, and what the program does that has no results.
         """
         tell_once(run.call, run.executable)
-        if not run.executable.program.calls_back:
+        program = run.executable.program
+        if not program.calls_python:
             return dispatch(run)
-        with self._of(run.call):
-            dispatch(run)
-            wait_for_effects(run.results)
-        return None
+        voice = Voice(run.call.emit)
+        if program.calls_back:
+            with self._of(run.call, voice):
+                note_caller(voice)
+                try:
+                    dispatch(run)
+                    wait_for_effects(run.results)
+                finally:
+                    forget_caller(voice)
+            return None
+        return self._beside_others(run, voice, dispatch)
+
+    def _beside_others(self, run: Run, voice: Voice, dispatch: Callable[[Run], None]) -> None:
+        """Starts a program that only computes with Python: it does not wait for its turn."""
+        self._voices[id(run)] = voice
+        note_caller(voice)
+        try:
+            with speaking(voice):
+                dispatch(run)
+        except BaseException:
+            self.end(run)
+            raise
+
+    def end(self, run: Run) -> None:
+        """A run whose executable talks is over."""
+        voice = self._voices.pop(id(run), None)
+        if voice is not None:
+            forget_caller(voice)
 
     @contextmanager
-    def _of(self, call: Call) -> Iterator[None]:
+    def _of(self, call: Call, voice: Voice) -> Iterator[None]:
         """Within it, it is the turn of this call; waits until it is."""
         left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
         if call.inside:  # the turn is its own client's, until this call is over
@@ -63,7 +95,7 @@ class Turns:
             )
         _running.append(call)
         try:
-            with give_the_floor(Voice(call.emit)):
+            with give_the_floor(voice):
                 yield
         finally:
             _running.remove(call)

@@ -15,7 +15,16 @@ from typing import Any, Final
 
 from jaxd_server.progress import Emit
 
-__all__ = ["MAX_TEXT", "Voice", "current_voice", "give_the_floor", "speaking"]
+__all__ = [
+    "MAX_TEXT",
+    "Voice",
+    "current_voice",
+    "forget_caller",
+    "give_the_floor",
+    "note_caller",
+    "speaking",
+    "speaking_for_one",
+]
 
 MAX_TEXT: Final = 1 << 16
 """Characters that one event carries at most; longer text is sent as several."""
@@ -71,6 +80,9 @@ _speaks: ContextVar[Voice | None] = ContextVar("speaks", default=None)
 _floor: list[Voice] = []
 """The voice of the call whose turn it is, if one has it."""
 
+_callers: list[Voice] = []
+"""Those of all calls whose programs call Python now."""
+
 
 def current_voice() -> Voice | None:
     """For whom this thread speaks; None when it is the server itself."""
@@ -80,7 +92,7 @@ def current_voice() -> Voice | None:
             return _floor[-1]
         except IndexError:  # its turn has just ended
             return None
-    return voice
+    return None if voice is _NOBODY else voice
 
 
 @contextmanager
@@ -91,6 +103,36 @@ def speaking(voice: Voice) -> Iterator[None]:
         yield
     finally:
         _speaks.reset(token)
+        voice.end()
+
+
+_NOBODY: Final = Voice(lambda *_: None)
+"""Speaks for nobody: what is said so goes to the server's log."""
+
+
+@contextmanager
+def speaking_for_one() -> Iterator[None]:
+    """Within it, this thread speaks for the one call that it can be; for the server, if for any.
+
+    For a callback of a program that does not take turns.
+    """
+    if _speaks.get() is not None:
+        yield
+        return
+    running = list(_callers)
+    with speaking(running[0] if len(running) == 1 else _NOBODY):
+        yield
+
+
+def note_caller(voice: Voice) -> None:
+    """A program begins to run for that call which calls Python."""
+    _callers.append(voice)
+
+
+def forget_caller(voice: Voice) -> None:
+    """It has ended."""
+    if voice in _callers:
+        _callers.remove(voice)
         voice.end()
 
 

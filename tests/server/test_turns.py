@@ -13,7 +13,7 @@ from jaxd_server import turns as module
 from jaxd_server.run import Run
 from jaxd_server.sessions import Session
 from jaxd_server.turns import Turns
-from jaxd_server.voices import current_voice
+from jaxd_server.voices import current_voice, speaking_for_one
 from tests.server import builds
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S
@@ -27,7 +27,7 @@ def make_run() -> Callable[..., Run]:
 
     def make(*, calls_back: bool, deadline: float | None = None) -> Run:
         executable = builds.executable()
-        executable.program.calls_back = calls_back
+        executable.program.calls_back = executable.program.calls_python = calls_back
         call = Source(lambda x: x).call((X,))
         call.deadline = deadline
         return Run(call, executable, [X])
@@ -106,3 +106,23 @@ def test_a_call_from_inside_of_a_callback_does_not_wait_for_itself(
 
     turns.start(make_run(calls_back=True), call_back)
     turns.start(inner, lambda _: None)
+
+
+def test_what_only_computes_takes_no_turn(make_run: Callable[..., Run]) -> None:
+    """It runs beside others, and its words are its client's while it does."""
+    turns, run, events = Turns(), make_run(calls_back=False), list[Any]()
+    run.executable.program.calls_python = True
+    run.call.emit = lambda *event: events.append(event)
+
+    def call_back(_: Run) -> None:
+        turns.start(run, lambda _: None)
+
+    turns.start(make_run(calls_back=True), call_back)
+    with speaking_for_one():
+        voice = current_voice()
+        assert voice is not None
+        voice.write("stdout", "no end")
+    turns.end(run)
+    assert [content["text"] for _, content in events] == ["no end"]
+    with speaking_for_one():
+        assert current_voice() is None

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.voices import MAX_TEXT, Voice, current_voice, give_the_floor, speaking
+from jaxd_server.voices import (
+    MAX_TEXT,
+    Voice,
+    current_voice,
+    forget_caller,
+    give_the_floor,
+    note_caller,
+    speaking,
+    speaking_for_one,
+)
 
 Events = list[tuple[str, Any]]
 
@@ -79,3 +88,22 @@ def test_a_thread_speaks_for_its_call_first(voice: Voice, events: Events) -> Non
     assert found == [other]
     assert current_voice() is None
     assert printed(events) == ["no end"]
+
+
+def test_a_callback_speaks_for_the_only_call_that_it_can_be(voice: Voice) -> None:
+    """With several of them, for none: nobody reads what another client's function prints."""
+    other = Voice(lambda *_: None)
+    note_caller(voice)
+    with give_the_floor(other):
+        with speaking_for_one():
+            assert current_voice() is voice
+        note_caller(other)
+        with speaking_for_one():
+            assert current_voice() is None
+        with speaking(other), speaking_for_one():
+            assert current_voice() is other
+    forget_caller(other)
+    forget_caller(voice)
+    forget_caller(voice)
+    with speaking_for_one():
+        assert current_voice() is None
