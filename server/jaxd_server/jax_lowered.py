@@ -120,7 +120,7 @@ def in_structure(lowered: jax.stages.Lowered) -> Any:
 def has_effects(lowered: jax.stages.Lowered) -> bool:
     """Whether it calls back for an effect, as `jax.debug.print` and `io_callback` do."""
     try:
-        facts = lowered._lowering.compile_args  # type: ignore[attr-defined]
+        facts = lowered._lowering.compile_args
         return bool(facts["ordered_effects"] or facts["unordered_effects"])
     except (AttributeError, KeyError):
         return True  # which costs no more than time
