@@ -117,6 +117,49 @@ def test_methods_need_no_declaration(client: Client) -> None:
     assert (spent["traces"], spent["executable_hits"]) == (2, 1)
 
 
+def product(w: Any, x: Any) -> Any:
+    return w * x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    w: Any
+    apply: Any = dataclasses.field(metadata={"static": True})
+
+
+def test_a_persistent_function_in_an_argument_comes_home_as_itself(client: Client) -> None:
+    """Warm calls stay warm, and one that the function reaches comes home as well."""
+    apply = client.persistent_call(product)
+    other = client.persistent_call(lambda x: x + 1)
+
+    @client.persistent_call
+    def step(state: State, x: Any) -> Any:
+        return State(state.apply(state.w, x), state.apply), State(other(x), other)
+
+    state = State(np.float32(3), apply)
+    with costs(client) as spent:
+        for _ in range(3):
+            state, found = step(state, 2.0)
+            assert state.apply is apply
+            assert found.apply is other
+    assert (float(state.w), float(found.w)) == (24.0, 3.0)
+    assert (spent["traces"], spent["executable_hits"]) == (1, 2)
+
+
+def test_a_function_that_calls_itself_has_a_key_like_any_other(client: Client) -> None:
+    """The server comes to the same one: nothing is in doubt, which would be a warning."""
+
+    @client.persistent_call(static_argnames="n")
+    def power(x: Any, n: int) -> Any:
+        return x if n == 0 else x * power(x, n - 1)
+
+    with costs(client) as spent:
+        assert float(power(2.0, 3)) == float(power(2.0, n=3)) == 16.0
+    assert spent["traces"] == 2
+    assert power.why(2.0, 3).verdict == "hit"
+
+
 def test_a_value_that_is_new_in_each_call_is_told_once(client: Client) -> None:
     """With the place where it stands."""
 

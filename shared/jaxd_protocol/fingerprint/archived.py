@@ -22,6 +22,7 @@ __all__ = [
     "emit_home",
     "emit_import",
     "is_archived",
+    "is_named",
     "take",
 ]
 
@@ -31,13 +32,22 @@ def is_archived(walk: Walk, module: str) -> bool:
     return walk.archives is not None and walk.archives.has(module, walk.is_local(module))
 
 
-def emit_archived(walk: Walk, value: Any) -> bool:
-    """Appends an object by its name in an archive; False when it has none."""
+def is_named(walk: Walk, value: Any) -> bool:
+    """Whether an object has a name in an archive."""
+    return _name_of(walk, value) is not None
+
+
+def _name_of(walk: Walk, value: Any) -> Any:
     if walk.archives is None:
-        return False
+        return None
     for home in _homes(value):
         is_archived(walk, home)
-    name = walk.archives.name_of(value)
+    return walk.archives.name_of(value)
+
+
+def emit_archived(walk: Walk, value: Any) -> bool:
+    """Appends an object by its name in an archive; False when it has none."""
+    name = _name_of(walk, value)
     if name is None:
         return False
 

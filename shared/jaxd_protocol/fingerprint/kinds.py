@@ -59,11 +59,16 @@ def emit_object(walk: Walk, value: Any) -> None:
 
 def _persistent(walk: Walk, value: PlainInside) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
+    if value.jit_options is None or archived.is_named(walk, value.__wrapped__):
+        walk.emit(value.__wrapped__)
+    else:
+        walk.numbered(value, _jitted)
+
+
+def _jitted(walk: Walk, value: PlainInside) -> None:
+    walk.tag("jitted")
     walk.emit(value.__wrapped__)
-    named = walk.archives is not None and walk.archives.name_of(value.__wrapped__) is not None
-    if value.jit_options is not None and not named:
-        walk.tag("jitted")
-        walk.emit_below(" (options)", repr(value.jit_options))
+    walk.emit_below(" (options)", repr(value.jit_options))
 
 
 def _code(walk: Walk, value: types.CodeType) -> None:
