@@ -17,7 +17,6 @@ import jax
 
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError
-from jaxd_protocol.jax_objects.nnx_updates import refusing_lost_updates
 from jaxd_server import jax_programs
 from jaxd_server.captured import NOTHING, Captured
 from jaxd_server.jax_config import pinned, restore_defaults
@@ -104,7 +103,7 @@ class Compiler:
 
         Raises:
             Exception: whatever the function raises while it is traced, and jax's own errors.
-            LostUpdateError: when it changes what it reaches, or nnx objects that it is given.
+            LostUpdateError: when it changes what it reaches.
             ResultError: when its result cannot travel.
         """
         started = time.monotonic()
@@ -172,7 +171,7 @@ class Compiler:
         @functools.wraps(function)
         def private(*args: Any, **kwargs: Any) -> Any:
             self._counters.add(traces=1)
-            return refusing_lost_updates(function)(*args, **kwargs)
+            return function(*args, **kwargs)
 
         return private
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from jaxd_protocol.calls import Options, function_key
 from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.nnx_updates import refusing_lost_updates
+from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.transformations import shown_name, transformed
@@ -82,9 +84,14 @@ class Function:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is traced, once it is unpacked."""
+        """What is called, once it is unpacked."""
         assert self.arrival is not None, "Functions.unpack comes first"
         return transformed(self.arrival.function, self.options.transformations)
+
+    @property
+    def traceable(self) -> Callable[..., Any]:
+        """What jax is given of it: takes closed arguments, and loses no change of nnx objects."""
+        return opening(refusing_lost_updates(self.function), self.statics)
 
     @property
     def captured(self) -> Captured:

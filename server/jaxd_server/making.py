@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
-from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
@@ -183,10 +182,9 @@ class Maker:
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.arrival is not None
         aims = Aims(function.name, function.arrival.objects, function.arrival.live)
-        opened = opening(function.function, function.statics)
         with aiming(aims):
             lowered = self._compiler.lower(
-                opened,
+                function.traceable,
                 function.name,
                 function.options,
                 arguments,

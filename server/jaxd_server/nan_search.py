@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_server.call import Call
 from jaxd_server.executables import Executables
 from jaxd_server.functions import FunctionReplaced, Functions
@@ -41,7 +40,7 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
     with configured(function.options.config), speaking(Voice(SILENT)), calling_nobody():
         args, kwargs = jax_arrays(arguments, function.statics)
         try:
-            opening(function.function, function.statics)(*args, **kwargs)
+            function.traceable(*args, **kwargs)
         except CallbackError:
             why_not = (
                 "and it cannot be run step by step to find the line, because its io_callback must "

@@ -16,7 +16,6 @@ import jax
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_server.admission import Admission
 from jaxd_server.compiler import Compiler
 from jaxd_server.functions import Function, FunctionReplaced, Functions, FunctionSource
@@ -93,7 +92,7 @@ class Stages:
     ) -> dict[str, Any]:
         args, kwargs = arguments
         options = function.options
-        traced = self._counted(opening(function.function, function.statics))
+        traced = self._counted(function.traceable)
         try:
             with pinned(options.config):
                 jitted = jax.jit(traced, **options.jit_arguments())

@@ -17,7 +17,6 @@ from typing import Any
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.failures import Failure, describe_failure
-from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
 from jaxd_server.compiler import Compiler, LoweredFunction
@@ -155,7 +154,7 @@ class Tracer:
 
     def _lowered(self, order: Order, function: Function, arguments: Arguments) -> LoweredFunction:
         return self._compiler.lower(
-            opening(function.function, function.statics),
+            function.traceable,
             function.name,
             function.options,
             arguments,

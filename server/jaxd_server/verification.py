@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_server import jax_disk_cache
 from jaxd_server.adopted_results import without_tokens
 from jaxd_server.compiler import Compiler, LoweredFunction
@@ -161,12 +160,11 @@ class Verifier:
 
     def _build(self, function: Function, arguments: Arguments) -> _Built:
         name, options = function.name, function.options
-        opened = opening(function.function, function.statics)
         structure = jax.tree.structure(dynamic(arguments, function.statics))
         try:
             with self._compiler.room(), jax_disk_cache.bypassed():
                 lowered = self._compiler.lower(
-                    opened,
+                    function.traceable,
                     name,
                     options,
                     arguments,
