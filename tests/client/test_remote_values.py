@@ -61,7 +61,7 @@ def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -
         state = step(state)
     before = client.caller.connection().number()
     assert [float(np.asarray(x)[0]) for x in state] == [i + 3 for i in range(200)]
-    assert client.caller.connection().number() - before <= 3
+    assert client.caller.connection().number() - before <= 8  # two, and what tells of gone arrays
 
 
 @pytest.mark.parametrize(
