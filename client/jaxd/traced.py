@@ -15,7 +15,7 @@ from jaxd.identity import Spec
 from jaxd.jax_primitive import Aval, bind
 from jaxd.jax_side import loaded_jax
 from jaxd.lazy import LazyArray
-from jaxd.traced_call import Origin, TracedCall
+from jaxd.traced_call import CallOutline, TracedCall
 from jaxd.warming import encode_warming, form_of
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ResultError, TracerError
@@ -55,32 +55,32 @@ def call_traced(
         BaseException: what the function raises while it is traced on the server, and, where jax
             makes the call at once, what the call raises.
     """
-    origin, taken = _taken_apart(caller, spec, manner, args, kwargs)
-    standing, named = origin.filled([one.stands for one in taken])
+    outline, taken = _taken_apart(caller, spec, manner, args, kwargs)
+    standing, named = outline.filled([one.stands for one in taken])
     warming = settle(encode_warming(caller, spec, standing, named, manner.strict))
-    origin = replace(origin, spec=_lasting(warming.spec))
-    origin = replace(origin, name=_name(origin, warming))
-    caller.remember(origin.spec)
-    form = _form(caller, warming._replace(spec=origin.spec))
-    call = TracedCall(origin, form.outputs, tuple(range(len(taken))))
+    outline = replace(outline, spec=_lasting(warming.spec))
+    outline = replace(outline, name=_name(outline, warming))
+    caller.remember(outline.spec)
+    form = _form(caller, warming._replace(spec=outline.spec))
+    call = TracedCall(outline, form.outputs, tuple(range(len(taken))))
     return form.built(bind(call, [one.array for one in taken]))
 
 
-def _name(origin: Origin, warming: Encoded) -> Any:
+def _name(outline: CallOutline, warming: Encoded) -> Any:
     """Equal for calls that are alike in all but their arrays; objects may differ in what they hold.
 
     What is static stands in the skeleton.
     """
-    if any(kind is None for kind in origin.inputs):
+    if any(kind is None for kind in outline.inputs):
         return object()
-    manner = origin.manner
+    manner = outline.manner
     how = manner.results, manner.timeout_s, manner.strict
-    return origin.caller, origin.spec.key, warming.skeleton, how
+    return outline.caller, outline.spec.key, warming.skeleton, how
 
 
 def _taken_apart(
     caller: Caller, spec: Spec, manner: Manner, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Origin, list[_Taken]]:
+) -> tuple[CallOutline, list[_Taken]]:
     """The call without its arrays, and these."""
     jax: Any = loaded_jax()
     numbers, names = spec.statics.positions, spec.statics.names
@@ -92,7 +92,7 @@ def _taken_apart(
         )
     )
     taken = [_taken(leaf) for leaf in leaves]
-    origin = Origin(
+    outline = CallOutline(
         caller,
         spec,
         manner,
@@ -102,7 +102,7 @@ def _taken_apart(
         tuple(value if i in numbers else None for i, value in enumerate(args)),
         {name: value for name, value in kwargs.items() if name in names},
     )
-    return origin, [one for one in taken if one]
+    return outline, [one for one in taken if one]
 
 
 def _refuse_static_tracers(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

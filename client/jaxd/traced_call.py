@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from jaxd.persistent_function import Manner
     from jaxd.results import ResultsAs
 
-__all__ = ["Origin", "TracedCall"]
+__all__ = ["CallOutline", "TracedCall"]
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class CallOutline:
     """The call that a program makes, but for the arrays in it.
 
     Attributes:
@@ -70,13 +70,13 @@ class TracedCall:
     """What one step of jax's asks for: the call itself, or what is derived of it.
 
     Attributes:
-        origin: the call that the program makes.
+        outline: the call that the program makes.
         outputs: what this one returns.
         sent: which of the call's inputs come first among the arrays of this one.
         stages: what is done on the server, one after the other.
     """
 
-    origin: Origin
+    outline: CallOutline
     outputs: tuple[Aval, ...]
     sent: tuple[int, ...]
     stages: tuple[Transformation, ...] = ()
@@ -84,17 +84,17 @@ class TracedCall:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, TracedCall)
-            and self.origin.name == other.origin.name
+            and self.outline.name == other.outline.name
             and self.stages == other.stages
             and self.outputs == other.outputs
         )
 
     def __hash__(self) -> int:
-        return hash((self.origin.name, self.stages, self.outputs))
+        return hash((self.outline.name, self.stages, self.outputs))
 
     def __repr__(self) -> str:
         """What people see in a jaxpr."""
-        spec = self.origin.spec
+        spec = self.outline.spec
         stages = (*Options.from_bytes(spec.options).transformations, *self.stages)
         return shown_name(spec.identity.name, stages)
 
@@ -134,7 +134,7 @@ class TracedCall:
             JaxdError: when the call could not be made.
         """
         jax: Any = loaded_jax()
-        wanted = self.origin.manner.results
+        wanted = self.outline.manner.results
         given = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
         return self._made(given, "jax" if wanted == "numpy" else wanted)
 
@@ -154,38 +154,40 @@ class TracedCall:
     def _made(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
         call = self._flat(arrays, results) if self.stages else self._plain(arrays, results)
         jax: Any = loaded_jax()
-        return [_numbers(leaf) for leaf in jax.tree.leaves(self.origin.caller.call(call))]
+        return [_numbers(leaf) for leaf in jax.tree.leaves(self.outline.caller.call(call))]
 
     def _plain(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
         """The program's own call."""
-        kinds = [kind for kind in self.origin.inputs if kind is not None]
+        kinds = [kind for kind in self.outline.inputs if kind is not None]
         inputs = [PRNGKeys(kind, x) if kind else x for kind, x in zip(kinds, arrays, strict=True)]
-        return self._encoded(self.origin.spec, self.origin.filled(inputs), results)
+        return self._encoded(self.outline.spec, self.outline.filled(inputs), results)
 
     def _flat(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
         """What is derived of it."""
-        origin = self.origin
-        count = sum(kind is not None for kind in origin.inputs)
+        outline = self.outline
+        count = sum(kind is not None for kind in outline.inputs)
         inputs: list[Any] = [False] * count  # stands for what is not sent
         for number, array in zip(self.sent, arrays, strict=False):
             inputs[number] = array
-        args, kwargs = origin.filled(inputs)
+        args, kwargs = outline.filled(inputs)
         behind = tuple(arrays[len(self.sent) :])
         return self._encoded(self._derived(), ((behind, *args), kwargs), results)
 
     def _encoded(
         self, spec: Spec, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: ResultsAs
     ) -> Encoded:
-        manner = self.origin.manner
-        return self.origin.caller.encode(spec, *arguments, manner.timeout_s, results, manner.strict)
+        manner = self.outline.manner
+        return self.outline.caller.encode(
+            spec, *arguments, manner.timeout_s, results, manner.strict
+        )
 
     def _derived(self) -> Spec:
         """The function behind the stages."""
-        spec = self.origin.spec
+        spec = self.outline.spec
         options = Options.from_bytes(spec.options)
         statics = Statics(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
         flat = {
-            "inputs": self.origin.inputs,
+            "inputs": self.outline.inputs,
             "sent": self.sent,
             "static_argnums": tuple(sorted(spec.statics.positions)),
             "static_argnames": tuple(sorted(spec.statics.names)),

@@ -54,6 +54,24 @@ class Made(NamedTuple):
     obstacle: str | None = None
 
 
+class _Wanted(NamedTuple):
+    """What is to be made.
+
+    Attributes:
+        function: what is called.
+        call: who calls it.
+        arguments: with what.
+        recorded: the same as it is kept.
+        name: by what it is kept; None when it is not to be.
+    """
+
+    function: Function
+    call: Call
+    arguments: Arguments
+    recorded: RecordedCall
+    name: bytes | None
+
+
 class Maker:
     """Makes executables. Safe from any thread; that each is made once is its caller's concern.
 
@@ -100,19 +118,14 @@ class Maker:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
         name = self._shelf.name_of(function, arguments) if self._shelf else None
-        if name is not None:
-            loaded = self._load(function, name, call, recorded)
-            if loaded is not None:
-                loaded.kept_as = name
-                loaded.principal = call.session.principal
-                return Made(loaded, "load", name=name)
-        made = self._build_elsewhere(function, name, call, arguments, recorded)
+        wanted = _Wanted(function, call, arguments, recorded, name)
+        made = self._loaded(wanted) or self._built_elsewhere(wanted)
         if made is not None:
             return made
         self._functions.unpack(function, call.source)
         try:
             with self._compiler.room():
-                return self._build(function, name, call, arguments, recorded)
+                return self._built(wanted)
         except JaxdError:
             raise
         except TypeError as error:
@@ -131,11 +144,11 @@ class Maker:
         if self._shelf is not None and not is_replaced:
             self._shelf.suspect_program(executable.program.id)
 
-    def _load(
-        self, function: Function, name: bytes, call: Call, recorded: RecordedCall
-    ) -> Executable | None:
+    def _loaded(self, wanted: _Wanted) -> Made | None:
         """What an earlier process has left, if it did and if it is sound."""
-        assert self._shelf is not None
+        function, call, _, recorded, name = wanted
+        if self._shelf is None or name is None:
+            return None
         started = time.monotonic()
         kept = self._shelf.find(function, name)
         if kept is None:
@@ -152,7 +165,9 @@ class Maker:
         form = adopted(kept.form)
         loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
         loaded.note_said(kept.said)
-        return loaded
+        loaded.kept_as = name
+        loaded.principal = call.session.principal
+        return Made(loaded, "load", name=name)
 
     def _stored_program(self, id: bytes) -> Program | None:  # noqa: A002
         """A program that is in memory or on disk."""
@@ -170,14 +185,8 @@ class Maker:
         except LookupError:
             raise _NotStored from None
 
-    def _build(
-        self,
-        function: Function,
-        name: bytes | None,
-        call: Call,
-        arguments: Arguments,
-        recorded: RecordedCall,
-    ) -> Made:
+    def _built(self, wanted: _Wanted) -> Made:
+        function, call, arguments, _, _ = wanted
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.arrival is not None
@@ -192,17 +201,11 @@ class Maker:
                 call.emit,
                 function.captured,
             )
-        return self._finish(function, name, call, arguments, recorded, lowered, started)
+        return self._finish(wanted, lowered, started)
 
-    def _build_elsewhere(
-        self,
-        function: Function,
-        name: bytes | None,
-        call: Call,
-        arguments: Arguments,
-        recorded: RecordedCall,
-    ) -> Made | None:
+    def _built_elsewhere(self, wanted: _Wanted) -> Made | None:
         """Has it traced in another process; None when that is not wanted, or not possible."""
+        function, call, arguments, _, _ = wanted
         errand = self._tracing.errand(function, call, arguments) if self._tracing else None
         if errand is None:
             return None
@@ -214,22 +217,14 @@ class Maker:
                     call.said.begin_again()
                 return None
             try:
-                return self._finish(function, name, call, arguments, recorded, lowered, started)
+                return self._finish(wanted, lowered, started)
             except NotHandedOver as error:  # it could not be read here
                 log_event("tracer_refused", function=function.name, reason=str(error))
                 return None
 
-    def _finish(
-        self,
-        function: Function,
-        name: bytes | None,
-        call: Call,
-        arguments: Arguments,
-        recorded: RecordedCall,
-        lowered: LoweredFunction,
-        started: float,
-    ) -> Made:
+    def _finish(self, wanted: _Wanted, lowered: LoweredFunction, started: float) -> Made:
         """Compiles what nobody has compiled yet, and puts everything together."""
+        function, call, arguments, recorded, name = wanted
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         is_kept = name is not None and obstacle is None
         program, was_compiled = self._program(function, lowered, call, is_kept=is_kept)

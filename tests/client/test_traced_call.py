@@ -14,7 +14,7 @@ from jaxd.identity import Identity, Spec
 from jaxd.jax_primitive import Aval
 from jaxd.last_error import last_error
 from jaxd.persistent_function import Manner
-from jaxd.traced_call import Origin, TracedCall
+from jaxd.traced_call import CallOutline, TracedCall
 from jaxd_protocol.calls import Options
 from jaxd_protocol.transformations import options_of
 
@@ -43,12 +43,12 @@ def _loss(mode: str, tree: Any, kind: Any = None) -> Any:
     return tree["x"]
 
 
-def origin_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> Origin:
+def outline_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> CallOutline:
     """A call of `_loss("up", {"k": key, "s": "text", "x": array}, kind="k")`."""
     options = Options(static_argnums=(0,), static_argnames=("kind",))
     spec = Spec(Identity(_loss, options), options)
     structure = jax.tree.structure(([{"k": 0, "s": 0, "x": 0}], {}))
-    return Origin(
+    return CallOutline(
         cast("Caller", caller),
         spec,
         Manner({}, results, 9.0, True),
@@ -62,12 +62,12 @@ def origin_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> O
 
 
 def call_of(caller: FakeCaller, **more: Any) -> TracedCall:
-    return TracedCall(origin_of(caller, **more), (VECTOR, NUMBER), (0, 1))
+    return TracedCall(outline_of(caller, **more), (VECTOR, NUMBER), (0, 1))
 
 
 def test_the_arguments_are_put_together_again() -> None:
     """Inputs, what stays, and what is static."""
-    filled = origin_of(FakeCaller()).filled(["key", X])
+    filled = outline_of(FakeCaller()).filled(["key", X])
     assert filled == (("up", {"k": "key", "s": "text", "x": X}), {"kind": "k"})
 
 
@@ -77,7 +77,7 @@ def test_the_call_itself_is_an_ordinary_one() -> None:
     call = call_of(caller)
     found = call.eager([X, X])
     ((spec, args, _, timeout_s, results, strict),) = caller.sent
-    assert spec is call.origin.spec
+    assert spec is call.outline.spec
     assert (args[1]["k"].impl, timeout_s, results, strict) == ("rbg", 9.0, "auto", True)
     assert [one is X for one in found] == [True, True]
 
@@ -99,8 +99,8 @@ def test_what_is_derived_has_a_key_of_its_own() -> None:
     ((spec, (behind, mode, tree), kwargs, *_),) = caller.sent
     assert (len(behind), mode, tree["s"], kwargs) == (1, "up", "text", {"kind": "k"})
     options = Options.from_bytes(spec.options)
-    assert spec.identity is call.origin.spec.identity
-    assert spec.key != call.origin.spec.key
+    assert spec.identity is call.outline.spec.identity
+    assert spec.key != call.outline.spec.key
     assert (options.static_argnums, options.static_argnames) == ((1,), ("kind",))
     assert spec.statics.positions == {1}
     assert [options_of(one)[0] for one in options.transformations] == ["flat", "flat_jvp"]
