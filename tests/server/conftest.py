@@ -39,8 +39,13 @@ def open_kitchen(tmp_path: Path) -> Iterator[Callable[..., Kitchen]]:
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Says which events were warned of since the start of the test."""
-    caplog.set_level(logging.INFO, logger="jaxd")
-    return lambda: [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    caplog.set_level(logging.INFO, logger="jaxd")  # jax warns of each compilation
+
+    def warnings() -> list[str]:
+        ours = (each for each in caplog.records if each.name.partition(".")[0] == "jaxd")
+        return [each.getMessage() for each in ours if each.levelname == "WARNING"]
+
+    return warnings
 
 
 @pytest.fixture

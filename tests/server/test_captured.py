@@ -11,6 +11,7 @@ import pytest
 
 from jaxd_protocol.errors import LostUpdateError
 from jaxd_server.captured import NOTHING, Captured
+from tests.ids import stable_id
 
 setting: Any = 1
 
@@ -42,7 +43,7 @@ class Settings:
         (Settings(), lambda value: setattr(value, "more", 1)),
         (Settings(), lambda value: delattr(value, "rate")),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_a_container_or_object_that_changes(value: Any, change: Callable[[Any], Any]) -> None:
     """It is named, and as it was before."""

@@ -7,6 +7,7 @@ It reaches the server inside of the functions that are sent; nothing here is pri
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -168,6 +169,7 @@ def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, Updating):
         return function
 
+    @functools.wraps(function)  # jax looks for the names of its arguments
     def call(*args: Any, **kwargs: Any) -> Any:
         if loaded_nnx() is None:
             return function(*args, **kwargs)
