@@ -93,6 +93,7 @@ TESTED_ELSEWHERE = {
     "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
     "client/jaxd/nnx_methods.py": "tests/end_to_end/test_nnx.py makes such calls",
+    "shared/jaxd_protocol/trees/reader.py": "tests/shared/trees/test_layout.py reads with it",
     "server/jaxd_server/workshop.py": "every test of a connection has one",
 }
 

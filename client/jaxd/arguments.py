@@ -23,7 +23,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.numbers import plain_number
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
-from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.trees.reader import COUNT
 
 if TYPE_CHECKING:
     from jaxd_protocol.packing import Packed

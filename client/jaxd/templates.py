@@ -23,7 +23,7 @@ from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.archives import current_archives
 from jaxd_protocol.packing import Packed, pack
 from jaxd_protocol.trees import dump_literal, is_literal
-from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.trees.reader import COUNT
 
 __all__ = ["Template", "take_apart"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.trees import TreeEncoder, dump_literal
-from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.trees.leaves import spec_bytes
+from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.trees.references import Reference
 from jaxd_server.homes import homes
 from jaxd_server.jax_private import key_spec

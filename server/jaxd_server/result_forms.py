@@ -25,7 +25,7 @@ class ResultForm:
     """The structure that all results of one executable have, for the wire.
 
     Attributes:
-        skeleton: see `jaxd_protocol.trees.layout`.
+        skeleton: see `jaxd_protocol.trees.reader`.
         order: for each leaf on the wire, its number among the arrays that the executable returns.
         layout: what the skeleton says.
         keys: whether there are PRNG keys among the leaves.

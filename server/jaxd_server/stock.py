@@ -20,7 +20,7 @@ from jaxd_protocol.calls import FAILED, OK, Options, fingerprint_of, function_ke
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.packing.stock import dumps
-from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.budget import Share

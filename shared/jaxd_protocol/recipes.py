@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.layout import Layout, Reader
+from jaxd_protocol.trees.layout import Layout
 from jaxd_protocol.trees.leaves import Placement
+from jaxd_protocol.trees.reader import Reader
 
 __all__ = ["Recipe", "RecordedCall", "dump_recipes", "load_recipes"]
 

@@ -251,7 +251,7 @@ def test_a_server_cannot_have_anything_unpickled() -> None:
     """Pickles travel towards servers only."""
     import pickle
 
-    from jaxd_protocol.trees.layout import COUNT
+    from jaxd_protocol.trees.reader import COUNT
 
     data = pickle.dumps(print)
     with pytest.raises(ProtocolError):

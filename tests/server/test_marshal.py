@@ -19,7 +19,7 @@ from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.packing import pack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import dump_literal
-from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.wire import BulkChannel, BulkStream
 from jaxd_server.marshal import (
     call_order,

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
 
-from jaxd_protocol.trees.layout import COUNT
 from jaxd_protocol.trees.leaves import (
     INLINE_BYTES,
     SCALARS,
@@ -21,6 +20,7 @@ from jaxd_protocol.trees.leaves import (
     spec_bytes,
 )
 from jaxd_protocol.trees.literals import dump_literal, is_literal
+from jaxd_protocol.trees.reader import COUNT
 
 __all__ = ["TreeEncoder"]
 

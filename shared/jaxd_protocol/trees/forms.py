@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.layout import Build, Reader
 from jaxd_protocol.trees.leaves import Leaf
 from jaxd_protocol.trees.literals import dump_literal
+from jaxd_protocol.trees.reader import Build, Reader
 
 __all__ = ["Argument", "Form", "argument_forms", "shortened"]
 

@@ -1,66 +1,18 @@
-"""A skeleton, understood: which leaves a tree has and how to put it together again.
-
-    N                              None
-    T L count children             tuple, list
-    D M count (key child)*         dict, OrderedDict; keys are literals
-    U class fields children        a named tuple; class and fields are literals
-    O class state                  an object: its class by name, its attributes as a dict
-    G class aux count children     a node as jax's registry of classes knows it
-                                   (only towards a client)
-    J child                        jax's structure of a tree (only towards a client)
-    S literal                      a static value
-    R literal                      a reference to something that is no data, see `references`
-                                   (only towards a client)
-    Q length bytes                 a pickled static value (only towards a server)
-    X name static                  a part of an argument that jax cannot trace, static without being
-                                   declared: what to call it, a literal; then S or Q (only
-                                   towards a server)
-    V outline length bytes count children
-                                   an object that jax takes apart: a literal that says what it
-                                   looks like, see `forms`; the rest of it, packed; its leaves in
-                                   jax's order (only towards a server)
-    A K F I B C P …                leaves, see `leaves`
-
-A class is a literal of module and qualified name; towards a client its content id follows when
-it is the user's own, and its numbers in functions (see `references`). Reading a skeleton runs no
-code that it names: classes and references are looked up by the caller's functions.
-"""
+"""What one skeleton says: which leaves a tree has, where their data lies, and the tree of them."""
 
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.leaves import Leaf, Placement, load_spec, place_leaves
-from jaxd_protocol.trees.literals import load_literal
-from jaxd_protocol.trees.objects import restore
-from jaxd_protocol.trees.references import Reference, load_reference
+from jaxd_protocol.trees.leaves import Leaf, Placement, place_leaves
+from jaxd_protocol.trees.reader import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
 
-__all__ = ["COUNT", "Layout", "Own", "Reader", "parse_skeleton"]
+__all__ = ["Layout", "parse_skeleton"]
 
-COUNT: Final = struct.Struct("!I")
 _MAX_PLACEMENTS: Final = 64
-
-Build = Callable[[Iterator[Any]], Any]
-FindClass = Callable[..., type]
-Unpickle = Callable[[bytes], Any]
-Unflatten = Callable[[list[Any]], Any]
-
-
-class Own(Protocol):
-    """What a process has of its own that a peer's tree may be made of."""
-
-    def getter(self, reference: Reference) -> Callable[[], Any]:
-        """What gives the object of a reference, each time a tree is built."""
-
-    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
-        """What makes an instance of a class that is registered with jax: of aux data, children."""
-
-    def structure(self, tree: Any) -> Any:
-        """The structure of a tree, as jax has it."""
 
 
 class Layout:
@@ -96,17 +48,7 @@ class Layout:
 
     def outline(self, leaves: Sequence[Any]) -> Any:
         """As `build`, for values that are no data: objects of classes are lists of their leaves."""
-        return self._build(_NoData(leaves))
-
-
-class _NoData(Iterator[Any]):
-    """Leaves of which no object can be made: its class may look at them."""
-
-    def __init__(self, leaves: Sequence[Any]) -> None:
-        self._leaves = iter(leaves)
-
-    def __next__(self) -> Any:
-        return next(self._leaves)
+        return self._build(NoData(leaves))
 
 
 def parse_skeleton(
@@ -139,197 +81,3 @@ def parse_skeleton(
     if reader.at != len(skeleton):
         raise ProtocolError("a tree's skeleton has bytes behind its end.")
     return Layout(reader.leaves, build)
-
-
-class Reader:
-    """Walks a skeleton once; `leaves` fills up as `node` goes."""
-
-    def __init__(
-        self,
-        data: bytes,
-        find_class: FindClass,
-        unpickle: Unpickle | None = None,
-        own: Own | None = None,
-        open_template: Callable[[bytes], Unflatten] = lambda _: list,
-        close: Callable[[Any], Any] = lambda value: value,
-    ) -> None:
-        self.data = data
-        self.at = 0
-        self.leaves: list[Leaf] = []
-        self._find_class = find_class
-        self._unpickle = unpickle
-        self._own = own
-        self._open_template = open_template
-        self._close = close
-
-    def node(self) -> Build:
-        """The function that rebuilds the node beginning here."""
-        tag = chr(self.data[self.at])
-        self.at += 1
-        read = _NODES.get(tag)
-        if read is None:
-            raise ProtocolError(f"a tree's skeleton has an unknown tag {tag!r}.")
-        return read(self, tag)
-
-    def literal(self) -> Any:
-        """The plain value that stands here."""
-        value, self.at = load_literal(self.data, self.at)
-        return value
-
-    def count(self) -> int:
-        """The number that stands here, which is less than what is left to read."""
-        (count,) = COUNT.unpack_from(self.data, self.at)
-        self.at += COUNT.size
-        if count > len(self.data) - self.at:
-            raise ProtocolError("a tree's skeleton announces more than it holds.")
-        return int(count)
-
-    def packed(self) -> bytes:
-        """The bytes that stand here, behind their number."""
-        end = self.at + COUNT.size + self.count()
-        data, self.at = self.data[self.at : end], end
-        return data
-
-    def _names(self) -> tuple[str, ...]:
-        names = self.literal()
-        if type(names) is not tuple or not all(type(name) is str for name in names):
-            raise ProtocolError("a tree's skeleton has something else where names belong.")
-        return names
-
-    def _class(self) -> tuple[str, str, tuple[Any, ...]]:
-        """Module and qualified name, and what else is said of one of the user's own."""
-        name = self.literal()
-        if type(name) is not tuple or tuple(map(type, name)) not in _CLASS_NAMES:
-            raise ProtocolError("a tree's skeleton has something else where a class belongs.")
-        return name[0], name[1], name[2:]
-
-    def _none(self, tag: str) -> Build:
-        return lambda leaves: None
-
-    def _sequence(self, tag: str) -> Build:
-        children = [self.node() for _ in range(self.count())]
-        if tag == "L":
-            return lambda leaves: [child(leaves) for child in children]
-        return lambda leaves: tuple([child(leaves) for child in children])
-
-    def _mapping(self, tag: str) -> Build:
-        pairs = [(self.literal(), self.node()) for _ in range(self.count())]
-        if tag == "D":
-            return lambda leaves: {key: child(leaves) for key, child in pairs}
-        return lambda leaves: OrderedDict([(key, child(leaves)) for key, child in pairs])
-
-    def _named_tuple(self, tag: str) -> Build:
-        module, name, content = self._class()
-        fields = self._names()
-        cls: Any = self._find_class(module, name, fields, *content)
-        children = [self.node() for _ in fields]
-        return lambda leaves: cls._make([child(leaves) for child in children])
-
-    def _object(self, tag: str) -> Build:
-        module, name, content = self._class()
-        cls = self._find_class(module, name, None, *content)
-        if self.data[self.at : self.at + 1] != b"D":
-            raise ProtocolError("a tree's skeleton has an object without attributes.")
-        state = self.node()
-        return lambda leaves: restore(cls, state(leaves))
-
-    def _static(self, tag: str) -> Build:
-        value = self.literal()
-        return lambda leaves: value
-
-    def _reference(self, tag: str) -> Build:
-        if self._own is None:
-            raise ProtocolError("the peer sent a reference where only data is allowed.")
-        get = self._own.getter(load_reference(self.literal()))
-        return lambda leaves: get()
-
-    def _registered(self, tag: str) -> Build:
-        if self._own is None:
-            raise ProtocolError("the peer sent a registered node where only data is allowed.")
-        module, name, content = self._class()
-        unflatten = self._own.unflattener(self._find_class(module, name, None, *content))
-        aux = self.node()
-        children = [self.node() for _ in range(self.count())]
-        return lambda leaves: unflatten(aux(leaves), [child(leaves) for child in children])
-
-    def _structure(self, tag: str) -> Build:
-        own = self._own
-        if own is None:
-            raise ProtocolError("the peer sent a structure where only data is allowed.")
-        child = self.node()
-        return lambda leaves: own.structure(child(leaves))
-
-    def _pickled_static(self, tag: str) -> Build:
-        data = self.packed()
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
-        value = self._unpickle(data)
-        return lambda leaves: value
-
-    def _static_leaf(self, tag: str) -> Build:
-        self.literal()
-        if self.data[self.at : self.at + 1] not in (b"S", b"Q"):
-            raise ProtocolError(
-                "a tree's skeleton has something else where a static value belongs."
-            )
-        value = self._close(self.node()(iter(())))
-        return lambda leaves: value
-
-    def _template(self, tag: str) -> Build:
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
-        self.literal()
-        unflatten = self._open_template(self.packed())
-        children = [self.node() for _ in range(self.count())]
-
-        def build(leaves: Iterator[Any]) -> Any:
-            found = [child(leaves) for child in children]
-            return found if type(leaves) is _NoData else unflatten(found)
-
-        return build
-
-    def _scalar(self, tag: str) -> Build:
-        return self._leaf(Leaf(tag))
-
-    def _array(self, tag: str) -> Build:
-        impl = self.literal() if tag == "K" else ""
-        dtype, shape, weak, self.at = load_spec(self.data, self.at)
-        return self._leaf(Leaf(tag, dtype, shape, weak, impl))
-
-    def _pickled(self, tag: str) -> Build:
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
-        (buffers,) = COUNT.unpack_from(self.data, self.at)
-        self.at += COUNT.size
-        return self._leaf(Leaf(tag, buffers=buffers))
-
-    def _leaf(self, leaf: Leaf) -> Build:
-        self.leaves.append(leaf)
-        return next
-
-
-_CLASS_NAMES: Final = ((str, str), (str, str, bytes), (str, str, bytes, tuple))
-
-_NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
-    "N": Reader._none,
-    "T": Reader._sequence,
-    "L": Reader._sequence,
-    "D": Reader._mapping,
-    "M": Reader._mapping,
-    "U": Reader._named_tuple,
-    "O": Reader._object,
-    "S": Reader._static,
-    "R": Reader._reference,
-    "G": Reader._registered,
-    "J": Reader._structure,
-    "Q": Reader._pickled_static,
-    "X": Reader._static_leaf,
-    "V": Reader._template,
-    "A": Reader._array,
-    "K": Reader._array,
-    "F": Reader._scalar,
-    "I": Reader._scalar,
-    "B": Reader._scalar,
-    "C": Reader._scalar,
-    "P": Reader._pickled,
-}

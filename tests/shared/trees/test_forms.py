@@ -13,7 +13,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal
 from jaxd_protocol.trees.forms import Argument, argument_forms, shortened
-from jaxd_protocol.trees.layout import COUNT
+from jaxd_protocol.trees.reader import COUNT
 
 
 class Point(NamedTuple):
