@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_places(parser.add_argument_group("where"))
     _add_trust(parser.add_argument_group("who may connect"))
+    _add_devices(parser.add_argument_group("which devices, and how much of them"))
     _add_limits(parser.add_argument_group("how much"))
     _add_program_limits(parser.add_argument_group("how many programs stay in memory"))
     _add_value_limits(parser.add_argument_group("how much data stays"))
@@ -108,6 +109,27 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--allow-unauthenticated-loopback",
         action="store_true",
         help="let every user and program of this machine run code here over loopback TCP",
+    )
+
+
+def _add_devices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--devices",
+        type=_devices,
+        metavar="LIST",
+        help="GPUs to use, by the numbers or UUIDs that `nvidia-smi -L` shows, such as 0,1 "
+        "(default: all)",
+    )
+    group.add_argument(
+        "--device-memory-fraction",
+        type=_share,
+        metavar="SHARE",
+        help="of each GPU's memory, for arrays and programs (default: 0.75)",
+    )
+    group.add_argument(
+        "--preallocate",
+        action=argparse.BooleanOptionalAction,
+        help="take that memory at the start, or as it is needed (default: at the start)",
     )
 
 
@@ -212,6 +234,15 @@ def parse_size(text: str) -> int:
     if not match or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 512M or 8GiB")
     return int(match[1]) * _SUFFIXES[match[2]]
+
+
+def _devices(text: str) -> str:
+    names = [name.strip() for name in text.split(",")]
+    if not all(re.fullmatch(r"\d+|(GPU|MIG)-[0-9a-zA-Z/-]+", name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs such as 0,1")
+    if len(set(names)) < len(names):  # CUDA would use none from the second one on
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
+    return ",".join(names)
 
 
 def _count(text: str) -> int:

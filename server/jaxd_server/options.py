@@ -69,6 +69,11 @@ class ServerOptions:
             `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
             when more than one client is connected. Always in the worker on a GPU or TPU, which a
             second process cannot have.
+        devices: which GPUs to use, by number or by UUID, with commas between; None: all.
+        device_memory_fraction: of each device's memory, how much jax may take; None: as its
+            environment says, or three quarters.
+        preallocate: whether jax takes that at once, or as it needs it; None: as its environment
+            says, or at once.
         log_format: `"text"` for people or `"json"` for machines.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
@@ -99,6 +104,9 @@ class ServerOptions:
     value_share: float = 1.0
     content_bytes: int | None = None
     trace_in: Literal["auto", "worker", "tracer"] = "auto"
+    devices: str | None = None
+    device_memory_fraction: float | None = None
+    preallocate: bool | None = None
     log_format: Literal["text", "json"] = "text"
     auto: bool = False
 

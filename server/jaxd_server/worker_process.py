@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxd_server.device_settings import worker_environment
 from jaxd_server.lines import MAX_LINE_BYTES, encode_line, messages
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
@@ -83,7 +84,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
-                env=_environment(options),
+                env=worker_environment(options, os.environ),
                 pass_fds=[theirs.fileno(), *(one.socket.fileno() for one in listeners)],
                 start_new_session=True,
             )
@@ -214,12 +215,6 @@ class WorkerProcess:
                     self._answer = None
             case _:
                 pass  # what a newer worker may say beyond this is not the host's to judge
-
-
-def _environment(options: ServerOptions) -> dict[str, str]:
-    """That of this process; an `auto` server, which nobody asked for, preallocates no memory."""
-    modest = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if options.auto else {}
-    return modest | dict(os.environ)
 
 
 def _argument(

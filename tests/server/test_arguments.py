@@ -43,6 +43,9 @@ def test_sizes_may_have_a_unit(runtime: Path, text: str, size: int) -> None:
         (["--principal-share", "1.5"], "is not a share such as 0.5"),
         (["--map-share", "nan"], "is not a share such as 0.5"),
         (["--map-share", "half"], "is not a share such as 0.5"),
+        (["--devices", "0,x"], "is not a list of GPUs such as 0,1"),
+        (["--devices", "1,1"], "names a GPU twice"),
+        (["--device-memory-fraction", "1.2"], "is not a share such as 0.5"),
         (["--nonsense"], "unrecognized arguments"),
     ],
 )
@@ -113,3 +116,14 @@ def test_where_functions_are_traced_can_be_said(runtime: Path) -> None:
     assert parse_arguments(["--trace-in", "tracer"]).trace_in == "tracer"
     with pytest.raises(SystemExit):
         parse_arguments(["--trace-in", "elsewhere"])
+
+
+def test_devices_and_their_memory_can_be_said(runtime: Path) -> None:
+    """By default that is left to jax and its variables."""
+    words = "--devices 0,GPU-8f6a --device-memory-fraction 0.4 --no-preallocate"
+    options = parse_arguments(words.split())
+    assert options.devices == "0,GPU-8f6a"
+    assert options.device_memory_fraction == 0.4
+    assert options.preallocate is False
+    assert parse_arguments(["--preallocate"]).preallocate is True
+    assert parse_arguments([]).preallocate is None
