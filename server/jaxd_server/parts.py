@@ -216,6 +216,11 @@ class Parts:
         """Seconds since the last call, or since a client left when that was later."""
         return min(self._counters.idle_s, self._sessions.quiet_s)
 
+    @property
+    def platform(self) -> str:
+        """What this worker computes on: `cpu`, `gpu`, `tpu`."""
+        return jax.default_backend()
+
     def devices(self) -> list[str]:
         """The devices that this worker owns; starts jax's backend if nothing has yet."""
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]

@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -109,6 +110,9 @@ class Worker:
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
+            "machine": machine_id(),
+            "platform": self._parts.platform,
+            "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 
     def report(self, what: str) -> dict[str, Any]:
