@@ -193,6 +193,11 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         group.add_argument(name, type=_seconds, metavar="SECONDS", help=text)
 
     add("--idle-timeout-s", "stop after this long without connections and calls (default: never)")
+    add(
+        "--rest-after-s",
+        "give the device back after this long without a call, and take it again for the next one "
+        "(default: never)",
+    )
     add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
     add("--session-grace-s", "keep what a client left on the server this long (default: 60)")
     group.add_argument(

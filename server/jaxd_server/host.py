@@ -74,7 +74,8 @@ class Host:
         if worker is None:
             return {"host": self._describe(), "worker": {}, "worker_state": "starting"}
         # A worker that is still starting has nothing to say, and who waits for it asks often.
-        fresh = worker.was_ready and await worker.refresh(PATIENCE_S)
+        may_answer = worker.was_ready and worker.state != "resting"
+        fresh = may_answer and await worker.refresh(PATIENCE_S)
         is_busy = worker.state == "ready" and not fresh
         return {
             "host": self._describe(),
@@ -91,7 +92,7 @@ class Host:
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "listen": [str(one.address) for one in self._listeners],
             "epoch": worker.epoch if worker else 0,
-            "worker_pid": worker.pid if worker and worker.state != "dead" else None,
+            "worker_pid": worker.pid if worker and not worker.exited.is_set() else None,
             "restarts": worker.epoch - 1 if worker else 0,
             "log": self._log_file(),
         }
@@ -157,6 +158,8 @@ class Host:
     async def _idle_s(self) -> float:
         """Seconds without connection and call; 0 when the worker does not say so now."""
         worker = self._supervisor.worker
+        if worker is not None and worker.state == "resting":
+            return float(worker.snapshot.get("idle_s", 0.0)) + worker.silent_s
         if worker is None or not worker.was_ready or not await worker.refresh(PATIENCE_S):
             return 0.0
         seen = worker.snapshot

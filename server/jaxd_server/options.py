@@ -42,6 +42,9 @@ class ServerOptions:
         insecure_plaintext: whether TCP beyond loopback is allowed without encryption.
         allow_unauthenticated_loopback: whether loopback TCP is open to every local user.
         idle_timeout_s: seconds without connection and call until the server stops; 0: never.
+        rest_after_s: seconds without a call until the worker ends, and so gives its device back;
+            the next client that connects starts another one. 0: never; None: ten minutes for an
+            `auto` server on a GPU or TPU, else never.
         drain_timeout_s: seconds that a stopping worker may take when it reports no running call.
         max_frame_bytes: the largest message that is received.
         max_result_bytes: the largest result that is sent.
@@ -85,6 +88,7 @@ class ServerOptions:
     insecure_plaintext: bool = False
     allow_unauthenticated_loopback: bool = False
     idle_timeout_s: float = 0.0
+    rest_after_s: float | None = None
     drain_timeout_s: float = 30.0
     max_frame_bytes: int = 8 * GIB
     max_result_bytes: int = 8 * GIB

@@ -41,6 +41,7 @@ from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
+from jaxd_server.rest import Rest
 from jaxd_server.sessions import Sessions
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
@@ -64,6 +65,10 @@ limited by `--builds`.
 """
 
 
+_REST_AFTER_S = 600.0
+"""Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
+
+
 class Parts:
     """Everything that one worker is made of.
 
@@ -72,6 +77,7 @@ class Parts:
         counters: where everything is counted.
         report: answers `statistics` and `info` for clients.
         renew: begins to replace this worker, told what changed on disk; None where nobody can.
+        rest: begins to end this worker until it is needed again.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class Parts:
         counters: Counters,
         report: Callable[[str], dict[str, Any]],
         renew: Callable[[list[str]], None] | None = None,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
@@ -119,7 +126,10 @@ class Parts:
             self._shelf,
             None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )
-        self._housekeeper = Housekeeper(admission, self._mark_used, self._sessions.look)
+        self._rest = Rest(
+            _rest_after_s(options), admission, lambda: counters.idle_s, self._has_values, rest
+        )
+        self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
         self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
@@ -172,6 +182,11 @@ class Parts:
         since, self._marked_at = self._marked_at, time.monotonic()
         if self._shelf is not None:
             self._shelf.mark_used(self._executables.all(), since)
+
+    def _glance(self) -> None:
+        """What is looked at several times a second."""
+        self._sessions.look()
+        self._rest.look()
 
     def _holders(self) -> str:
         """What uses memory, in words."""
@@ -253,6 +268,13 @@ def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
         return None
     jax_disk_cache.install(store, os.path.join(store.folder, "xla"))
     return Shelf(store, packages)
+
+
+def _rest_after_s(options: ServerOptions) -> float:
+    """How long this worker stays without a call; 0: for ever."""
+    if options.rest_after_s is not None:
+        return options.rest_after_s
+    return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
 
 
 def _trace_in(options: ServerOptions) -> TraceIn:

@@ -45,6 +45,8 @@ def main() -> None:
     worker.stop.wait()
     if worker.outdated:
         tether.tell({"event": "outdated", "changes": worker.outdated})
+    if worker.is_resting:
+        tether.tell({"event": "resting"})
     worker.drain()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,11 +59,13 @@ class Worker:
     Attributes:
         stop: set when the worker is to drain, by its host or by itself.
         outdated: what has changed on disk, when that is why it drains; empty else.
+        is_resting: whether it drains because nobody has needed it.
     """
 
     def __init__(self, options: ServerOptions, epoch: int) -> None:
         self.stop = threading.Event()
         self.outdated: list[str] = []
+        self.is_resting = False
         self._options = options
         self._epoch = epoch
         self._counters = Counters()
@@ -72,7 +76,7 @@ class Worker:
         """Imports jax, builds the parts, and accepts clients from then on."""
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
-        self._parts = Parts(self._options, self._counters, self.report, self.renew)
+        self._parts = Parts(self._options, self._counters, self.report, self.renew, self.rest)
         prepare_for_user_code()
         hear_user_code()
         self._parts.settle()
@@ -100,6 +104,13 @@ class Worker:
         for endpoint in self._endpoints:
             endpoint.close()
         self.outdated = changes
+        self.stop.set()
+
+    def rest(self) -> None:
+        """Ends this worker until somebody needs one."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self.is_resting = True
         self.stop.set()
 
     def welcome(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ __all__ = ["State", "WorkerProcess"]
 
 _LAST_WORDS_S = 1.0
 
-State = Literal["starting", "ready", "draining", "dead"]
+State = Literal["starting", "ready", "draining", "resting", "dead"]
 
 
 class WorkerProcess:
@@ -35,6 +35,7 @@ class WorkerProcess:
         pid: its process id.
         exited: set once the process has ended and was collected.
         outdated: set once it has said that it drains because packages have changed on disk.
+        resting: set once it has said that it drains because nobody has needed it.
         snapshot: the last status that it sent; empty before the first.
     """
 
@@ -49,6 +50,7 @@ class WorkerProcess:
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.outdated = asyncio.Event()
+        self.resting = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
@@ -103,7 +105,7 @@ class WorkerProcess:
     def state(self) -> State:
         """What it is doing, as far as it has said."""
         if self.exited.is_set():
-            return "dead"
+            return "resting" if self.resting.is_set() else "dead"
         if self._draining:
             return "draining"
         return "starting" if self._ready_after_s is None else "ready"
@@ -208,6 +210,10 @@ class WorkerProcess:
                 self._draining = True
                 self.outdated.set()
                 log_event("worker_outdated", pid=self.pid, epoch=self.epoch, changes=changes)
+            case {"event": "resting"}:
+                self._draining = True
+                self.resting.set()
+                log_event("worker_resting", pid=self.pid, epoch=self.epoch)
             case {"answer": int(), "status": dict(status)}:
                 self.snapshot = status
                 if self._answer is not None:

@@ -54,7 +54,7 @@ def test_without_proc_there_is_neither_pressure_nor_size(monkeypatch: pytest.Mon
 def test_the_memory_of_a_container_is_what_it_may_have(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Not that of the machine around it; without a limit of its own, that. In both kinds of groups."""
+    """Not that of the machine around it; without a limit of its own, that. In both versions."""
     names = [path.rpartition("/")[2] for path in module._CGROUP_LIMITS]
     assert name in names
     files = tuple(os.path.join(str(tmp_path), each) for each in names)

@@ -28,7 +28,10 @@ def test_two_processes_of_one_machine_agree(tmp_path: Path) -> None:
     assert str(machine_id()) not in Path(machine._BOOT).read_text().replace("-", "")
 
 
-def test_a_system_without_that_name_is_like_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["/nowhere/boot_id", "/proc"])
+def test_a_system_without_that_name_is_like_no_other(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """Nothing is guessed."""
-    monkeypatch.setattr(machine, "_BOOT", "/nowhere/boot_id")
+    monkeypatch.setattr(machine, "_BOOT", path)
     assert machine_id() is None

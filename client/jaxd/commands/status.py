@@ -24,7 +24,7 @@ EXAMPLE = "jaxd status --json"
 
 Report = Mapping[str, Any]
 
-_ANSWERS = ("ready", "busy")
+_ANSWERS = ("ready", "busy", "resting")
 """States of a worker in which calls are answered, if not at once."""
 
 _ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
@@ -105,6 +105,8 @@ def _state(report: Report) -> str:
     state: str = report["worker_state"]
     if state == "busy":
         return f"busy: no word from the worker for {duration(report['worker_silent_s'])}"
+    if state == "resting":
+        return "resting: the device is given back until the next call"
     return state
 
 

@@ -63,7 +63,7 @@ def test_a_worker_that_hangs_is_reported(
 
 @pytest.mark.parametrize(
     ("state", "code"),
-    [("ready", 0), ("busy", 0), ("starting", 1), ("dead", 1), ("draining", 1)],
+    [("ready", 0), ("busy", 0), ("resting", 0), ("starting", 1), ("dead", 1), ("draining", 1)],
 )
 def test_whoever_waits_for_the_server_is_told_when_it_answers(
     runtime: Path,
