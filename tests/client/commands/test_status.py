@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -73,7 +73,8 @@ def test_whoever_waits_for_the_server_is_told_when_it_answers(
     code: int,
 ) -> None:
     """A worker that computes answers, though late; without `--ready` any state will do."""
-    report = {"host": None, "worker": {}, "worker_state": state, "worker_silent_s": 1.0}
+    report: dict[str, Any] = {"host": None, "worker": {}, "worker_state": state}
+    report["worker_silent_s"] = 1.0
     monkeypatch.setattr(status, "ask", lambda *_: report)
     assert main(["status", "--ready"]) == code
     assert (f"answers no call: {state}" in capsys.readouterr().err) == bool(code)
