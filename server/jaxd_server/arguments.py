@@ -22,6 +22,8 @@ examples:
       this user, this machine: a Unix socket that nobody else can reach
   jaxd token && jaxd serve --listen unix:///run/jaxd/server.sock --listen tcp://127.0.0.1:18861
       also over TCP, for those who hold the token
+  jaxd serve --listen tls://0.0.0.0:18861
+      for other machines: makes token and certificate, and prints what to type there
 
 Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
 """
@@ -74,10 +76,10 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--listen",
         action="append",
-        type=_checked(Address.parse),
+        type=_checked(_listening),
         metavar="ADDRESS",
-        help="unix:///path or tcp://host:port, may be repeated; port 0 takes a free one "
-        "(default: the local socket of this environment)",
+        help="unix:///path, tcp://host:port or tls://host:port, may be repeated; port 0 takes a "
+        "free one (default: the local socket of this environment)",
     )
     group.add_argument(
         "--control",
@@ -98,7 +100,24 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--token-file",
         metavar="PATH",
-        help="token that clients on TCP must prove to hold, as made by `jaxd token`",
+        help="token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+    )
+    group.add_argument(
+        "--tls-cert",
+        type=_folder,
+        metavar="PATH",
+        help="certificate for tls:// addresses, which clients check by name "
+        "(default: one that the server makes, which they know by its fingerprint)",
+    )
+    group.add_argument(
+        "--tls-key", type=_folder, metavar="PATH", help="its key (default: in the same file)"
+    )
+    group.add_argument(
+        "--advertise",
+        type=_public_name,
+        metavar="HOST[:PORT]",
+        help="what clients elsewhere call this machine, for the line that is printed for them "
+        "(default: its host name)",
     )
     group.add_argument(
         "--insecure-plaintext",
@@ -212,6 +231,24 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         help="lines for people or one JSON object a line (default: text)",
     )
     group.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)
+
+
+def _listening(text: str) -> Address:
+    address = Address.parse(text)
+    if address.kind == "ssh" or address.pin:
+        raise ConfigurationError(
+            f"{text!r} is an address for clients; listen on the Unix socket for ssh://, and on "
+            "tls://host:port without a fingerprint."
+        )
+    return address
+
+
+def _public_name(text: str) -> str:
+    try:
+        Address.parse(f"tls://{text}")
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT") from error
+    return text
 
 
 def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -14,6 +14,7 @@ from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
 from jaxd_server.control import answering
+from jaxd_server.invitation import invitations
 from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -114,6 +115,8 @@ class Host:
             with listening_on([Address.unix(self._control)]) as (door,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
+                for line in invitations(self._options, listeners):
+                    print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
                 async with answering(door.socket, self):
                     code = await self._serve(listeners)
         log_event("stopped", exit_code=code)

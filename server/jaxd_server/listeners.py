@@ -150,7 +150,7 @@ def _tcp_socket(address: Address) -> Iterator[Listener]:
         raise _cannot_listen(address, error) from error
     with listening:
         port = listening.getsockname()[1]
-        yield Listener(Address.tcp(address.host, port), listening)
+        yield Listener(address._replace(port=port), listening)
 
 
 def _bound_tcp(address: Address) -> socket.socket:
@@ -175,7 +175,7 @@ def _cannot_listen(address: Address, error: OSError) -> CannotListen:
     if error.errno == errno.EADDRINUSE:
         return CannotListen(
             f"another program listens on port {address.port} of {address.host}. Stop it, or choose "
-            f"another port: --listen {Address.tcp(address.host, 0)} takes a free one."
+            f"another port: --listen {address._replace(port=0)} takes a free one."
         )
     if error.errno in _NO_ROOM:
         return CannotListen(

@@ -39,6 +39,10 @@ class ServerOptions:
         listen: the addresses to open; by default the local socket of this environment.
         control: path of the control socket; None: derived from the first address.
         token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
+        tls_cert: PEM file with the certificate for TLS; None: the server makes one for itself.
+        tls_key: PEM file with its key; None: it is in `tls_cert`.
+        advertise: `HOST[:PORT]` by which clients elsewhere find this machine, for the line that is
+            printed; None: the host name.
         insecure_plaintext: whether TCP beyond loopback is allowed without encryption.
         allow_unauthenticated_loopback: whether loopback TCP is open to every local user.
         idle_timeout_s: seconds without connection and call until the server stops; 0: never.
@@ -85,6 +89,9 @@ class ServerOptions:
     listen: tuple[Address, ...] = field(default_factory=_local_socket)
     control: str | None = None
     token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    advertise: str | None = None
     insecure_plaintext: bool = False
     allow_unauthenticated_loopback: bool = False
     idle_timeout_s: float = 0.0
@@ -115,7 +122,7 @@ class ServerOptions:
     auto: bool = False
 
     def read_token(self) -> str | None:
-        """The token that clients on TCP must prove to hold; None: there is none.
+        """The token that clients on TCP and TLS must prove to hold; None: there is none.
 
         Raises:
             ConfigurationError: when the token file is missing, empty, or readable by others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.certificates import server_context
 from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
@@ -92,6 +94,7 @@ class Parts:
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._options = options
         self._token = options.read_token()
+        self._tls = _tls_context(options)
         self._counters = counters
         contents = Contents(_content_bytes(options))
         self._values = Values(_value_bytes(options), options.value_share, contents=contents)
@@ -165,6 +168,7 @@ class Parts:
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
             self.versions,
+            self._tls if address.kind == "tls" else None,
         )
         return Endpoint(sock, address, doorman, self._sessions, self._workshop, welcome)
 
@@ -285,3 +289,10 @@ def _trace_in(options: ServerOptions) -> TraceIn:
     if options.trace_in == "tracer":
         log_event("tracer_refused", level=logging.WARNING, platform=platform)
     return "worker"
+
+
+def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """What to accept TLS connections with; None when none is to be accepted."""
+    if options.tls_cert is None:
+        return None
+    return server_context(options.tls_cert, options.tls_key or options.tls_cert)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,23 @@ def test_a_usage_error_is_one_line_and_exits_with_2(
     assert reason in said
     assert said.startswith("jaxd: ")
     assert said.endswith("See: jaxd serve --help\n")
+
+
+def test_tls_can_be_said(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files are absolute, since the worker may run in another folder."""
+    words = ["--tls-cert", "a.pem", "--tls-key", "a.key", "--advertise", "gpu:443"]
+    found = parse_arguments(["--listen", "tls://0.0.0.0:1", *words])
+    assert found.listen == (Address.tls("0.0.0.0", 1),)
+    assert (found.tls_cert, found.tls_key) == (os.path.abspath("a.pem"), os.path.abspath("a.key"))
+    assert found.advertise == "gpu:443"
+    for wrong in (
+        ["--listen", "ssh://host"],
+        ["--listen", f"tls://h:1#sha256={'0' * 64}"],
+        ["--advertise", "gpu:x"],
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong)
+    assert "an address for clients" in capsys.readouterr().err
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
