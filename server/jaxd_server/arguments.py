@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.terminal import Parser
 from jaxd_protocol.tokens import default_token_file
+from jaxd_server.argument_values import (
+    parse_address,
+    parse_count,
+    parse_folder,
+    parse_gpus,
+    parse_name,
+    parse_seconds,
+    parse_share,
+    parse_size,
+)
 from jaxd_server.options import ServerOptions
 
-__all__ = ["parse_arguments", "parse_size"]
+__all__ = ["parse_arguments"]
 
 _EXAMPLES = """\
 examples:
@@ -27,8 +34,6 @@ examples:
 
 Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
 """
-
-_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
@@ -76,7 +81,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--listen",
         action="append",
-        type=_checked(_listening),
+        type=parse_address,
         metavar="ADDRESS",
         help="unix:///path, tcp://host:port or tls://host:port, may be repeated; port 0 takes a "
         "free one (default: the local socket of this environment)",
@@ -89,7 +94,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--cache-dir",
-        type=_folder,
+        type=parse_folder,
         metavar="PATH",
         help="where compiled programs are kept over restarts, or `none` "
         "(default: JAXD_CACHE_DIR, else ~/.cache/jaxd)",
@@ -104,17 +109,17 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--tls-cert",
-        type=_folder,
+        type=parse_folder,
         metavar="PATH",
         help="certificate for tls:// addresses, which clients check by name "
         "(default: one that the server makes, which they know by its fingerprint)",
     )
     group.add_argument(
-        "--tls-key", type=_folder, metavar="PATH", help="its key (default: in the same file)"
+        "--tls-key", type=parse_folder, metavar="PATH", help="its key (default: in the same file)"
     )
     group.add_argument(
         "--advertise",
-        type=_public_name,
+        type=parse_name,
         metavar="HOST[:PORT]",
         help="what clients elsewhere call this machine, for the line that is printed for them "
         "(default: its host name)",
@@ -134,14 +139,14 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
 def _add_devices(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--devices",
-        type=_devices,
+        type=parse_gpus,
         metavar="LIST",
         help="GPUs to use, by the numbers or UUIDs that `nvidia-smi -L` shows, such as 0,1 "
         "(default: all)",
     )
     group.add_argument(
         "--device-memory-fraction",
-        type=_share,
+        type=parse_share,
         metavar="SHARE",
         help="of each GPU's memory, for arrays and programs (default: 0.75)",
     )
@@ -163,22 +168,22 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add_size("--max-result-bytes", "largest result sent (default: 8G)")
     add_size("--budget-bytes", "messages in memory (default: a quarter of the memory)")
     add_size("--disk-bytes", "kept in the cache folder (default: 10G)")
-    add("--slots", _count, "N", "calls in flight on one connection (default: 32)")
-    add("--threads", _count, "N", "calls that run at the same time (default: 8)")
-    add("--builds", _count, "N", "compilations at the same time (default: half of the cores)")
+    add("--slots", parse_count, "N", "calls in flight on one connection (default: 32)")
+    add("--threads", parse_count, "N", "calls that run at the same time (default: 8)")
+    add("--builds", parse_count, "N", "compilations at the same time (default: half of the cores)")
 
 
 def _add_program_limits(group: argparse._ArgumentGroup) -> None:
     def add(name: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
         group.add_argument(name, type=kind, metavar=metavar, help=text)
 
-    add("--max-executables", _count, "N", "executables, whatever their size (default: 400)")
+    add("--max-executables", parse_count, "N", "executables, whatever their size (default: 400)")
     add("--program-bytes", parse_size, "SIZE", "of this process (default: a quarter of the memory)")
     add("--device-program-bytes", parse_size, "SIZE", "of the device (default: a tenth of it)")
-    add("--map-share", _share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
+    add("--map-share", parse_share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
     add(
         "--principal-share",
-        _share,
+        parse_share,
         "SHARE",
         "of all this, what a client's user keeps when others need room; at most an equal part "
         "for each (default: 0.5)",
@@ -194,7 +199,7 @@ def _add_value_limits(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--value-share",
-        type=_share,
+        type=parse_share,
         metavar="SHARE",
         help="of that, for one client's user (default: 1)",
     )
@@ -209,7 +214,7 @@ def _add_value_limits(group: argparse._ArgumentGroup) -> None:
 
 def _add_lifetime(group: argparse._ArgumentGroup) -> None:
     def add(name: str, text: str) -> None:
-        group.add_argument(name, type=_seconds, metavar="SECONDS", help=text)
+        group.add_argument(name, type=parse_seconds, metavar="SECONDS", help=text)
 
     add("--idle-timeout-s", "stop after this long without connections and calls (default: never)")
     add(
@@ -231,83 +236,3 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         help="lines for people or one JSON object a line (default: text)",
     )
     group.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)
-
-
-def _listening(text: str) -> Address:
-    address = Address.parse(text)
-    if address.kind == "ssh" or address.pin:
-        raise ConfigurationError(
-            f"{text!r} is an address for clients; listen on the Unix socket for ssh://, and on "
-            "tls://host:port without a fingerprint."
-        )
-    return address
-
-
-def _public_name(text: str) -> str:
-    try:
-        Address.parse(f"tls://{text}")
-    except ConfigurationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT") from error
-    return text
-
-
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ConfigurationError as error:
-            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
-
-    return convert
-
-
-def _folder(text: str) -> str:
-    """An absolute path: the worker may run in another folder. `none` stays what it is."""
-    return text if text == "none" else os.path.abspath(os.path.expanduser(text))
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a word such as `4096`, `512M` or `8GiB` stands for.
-
-    Raises:
-        argparse.ArgumentTypeError: when it is no size.
-    """
-    match = re.fullmatch(r"(\d+)([KMGT]?)(?:iB|B)?", text.strip())
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 512M or 8GiB")
-    return int(match[1]) * _SUFFIXES[match[2]]
-
-
-def _devices(text: str) -> str:
-    names = [name.strip() for name in text.split(",")]
-    if not all(re.fullmatch(r"\d+|(GPU|MIG)-[0-9a-zA-Z/-]+", name) for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs such as 0,1")
-    if len(set(names)) < len(names):  # CUDA would use none from the second one on
-        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
-    return ",".join(names)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.5")
-    return share
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
