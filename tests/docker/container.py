@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import time
@@ -30,24 +31,20 @@ class Container:
     Attributes:
         name: of the container, and of its volume.
         python: of an environment that has the client.
-        token: what its clients must hold.
     """
 
     engine: Engine
     name: str
     python: str
-    token: str
 
     @classmethod
     def run(cls, engine: Engine, image: str, python: str, volume: str | None = None) -> Self:
         """Starts one, on a volume of its own or another's, and waits until it is healthy."""
         name = f"jaxd-test-{secrets.token_hex(4)}"
-        one = cls(engine, name, python, secrets.token_urlsafe())
+        one = cls(engine, name, python)
         engine.docker(
             *("run", "--detach", "--name", name, *HARDENED, "--publish", "127.0.0.1::18861"),
-            *("--volume", f"{volume or name}:/var/lib/jaxd"),
-            *("--env", f"JAXD_TOKEN={one.token}", image),
-            *("--listen", "tcp://0.0.0.0:18861", "--insecure-plaintext"),
+            *("--volume", f"{volume or name}:/var/lib/jaxd", image),
         )
         one.wait_until_healthy()
         return one
@@ -66,9 +63,18 @@ class Container:
 
     @property
     def address(self) -> str:
-        """Where clients on this machine find it; another one after each restart."""
+        """Where clients on this machine find it; another port after each restart.
+
+        The certificate is named by the line that the server has printed.
+        """
         place = self.engine.docker("port", self.name, "18861/tcp").splitlines()[0]
-        return f"tcp://{place.rpartition(' ')[2]}"
+        (*_, pin) = re.findall("#(sha256=[0-9a-f]{64})", self.engine.docker("logs", self.name))
+        return f"tls://{place.rpartition(' ')[2]}#{pin}"
+
+    @property
+    def token(self) -> str:
+        """What its clients must hold; the server has made it at its first start."""
+        return self.execute("cat", ".config/jaxd/token")
 
     def inspect(self, template: str) -> str:
         """What the engine knows of it."""
@@ -83,12 +89,20 @@ class Container:
         report: dict[str, Any] = json.loads(self.execute("jaxd", "status", "--json"))
         return report
 
-    def call(self, program: str, address: str | None = None) -> Any:
-        """What a client's program prints, as JSON, in a fresh process outside of it."""
+    def call(self, program: str, socket: str | None = None) -> Any:
+        """What a client's program prints, as JSON, in a fresh process outside of it.
+
+        Args:
+            program: its text.
+            socket: a Unix socket to use; else it speaks TLS, and proves the token.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXD_")}
+        there = {"JAXD_SERVER": f"unix://{socket}"}
+        if socket is None:
+            there = {"JAXD_SERVER": self.address, "JAXD_TOKEN": self.token}
         done = subprocess.run(
             [self.python, "-P", "-c", program],
-            env=kept | {"JAXD_SERVER": address or self.address, "JAXD_TOKEN": self.token},
+            env=kept | there,
             capture_output=True,
             text=True,
             check=False,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from jaxd_protocol.addresses import Address
+from jaxd_server.arguments import parse_arguments
 from tests.docker.engine import ROOT
 
 DOCKER = ROOT / "docker"
 PORT = 18861
+_COMPOSE = ("compose.cpu.yaml", "compose.yaml")
 UID = 10001
 
 
@@ -116,10 +121,9 @@ def test_nothing_private_is_sent_to_the_builder(path: str) -> None:
     assert all((ROOT / each).exists() for each in kept)
 
 
-@pytest.mark.parametrize("name", ["compose.cpu.yaml"])
-def test_a_service_may_do_nothing_but_its_work(name: str) -> None:
+def test_the_service_may_do_nothing_but_its_work() -> None:
     """It writes to its volume and to memory, and gains no rights."""
-    service = compose(name)
+    service = compose("compose.cpu.yaml")
     assert service["read_only"] is True
     assert service["tmpfs"] == ["/tmp"]
     assert service["cap_drop"] == ["ALL"]
@@ -139,9 +143,6 @@ def test_the_service_on_a_gpu_is_the_other_one_with_a_gpu() -> None:
     whole = {name: yaml.safe_load((DOCKER / name).read_text()) for name in _COMPOSE}
     for part in ("secrets", "volumes"):
         assert whole["compose.yaml"][part] == whole["compose.cpu.yaml"][part]
-
-
-_COMPOSE = ("compose.cpu.yaml", "compose.yaml")
 
 
 def test_the_pod_may_do_nothing_but_its_work() -> None:
@@ -195,6 +196,25 @@ def test_the_unit_drains_the_server_and_lets_xla_work() -> None:
     assert {"MemoryDenyWriteExecute", "PrivateDevices"} & set(service) == set()
     assert service["ExecStart"].startswith("/opt/jaxd/bin/jaxd serve ")
     assert service["RuntimeDirectoryMode"] == service["StateDirectoryMode"] == "0700"
+
+
+@pytest.mark.parametrize("where", ["Dockerfile", *_COMPOSE[:1], "kubernetes.yaml", "jaxd.service"])
+def test_every_command_line_is_one_of_the_servers(where: str, runtime: Path) -> None:
+    """Clients on other machines are spoken to in TLS, and the token is where the file puts it."""
+    entry = json.loads(instruction("ENTRYPOINT", last_stage()))
+    words = {
+        "Dockerfile": entry + json.loads(instruction("CMD", last_stage())),
+        "compose.cpu.yaml": entry + compose("compose.cpu.yaml")["command"],
+        "kubernetes.yaml": entry + pod()["containers"][0]["args"],
+        "jaxd.service": unit()["Service"]["ExecStart"].split(),
+    }[where]
+    options = parse_arguments(words[words.index("serve") + 1 :])
+    assert [one.kind for one in options.listen] == ["unix", "tls"]
+    assert options.listen[1] == Address.tls("0.0.0.0", PORT)
+    assert not options.insecure_plaintext
+    if where == "kubernetes.yaml":
+        mounts = {one["name"]: one["mountPath"] for one in pod()["containers"][0]["volumeMounts"]}
+        assert options.token_file == f"{mounts['token']}/token"
 
 
 def test_no_registry_and_no_secret_is_named() -> None:
