@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.docker.clients import client_environment
 from tests.docker.container import Container
-from tests.docker.engine import ROOT, Engine, NoEngine, an_engine
+from tests.docker.engine import Engine, NoEngine, an_engine
 
 IMAGE = "jaxd:test"
 
@@ -39,29 +37,8 @@ def image(engine: Engine) -> str:
 def client_python(engine: Engine) -> Iterator[str]:
     """The interpreter of an environment with the client and no jax, of the image's Python."""
     directory = Path(tempfile.mkdtemp(prefix="jaxd-client-", dir="/var/tmp"))
-    python = _interpreter(engine.python)
-    subprocess.run([python, "-m", "venv", str(directory)], check=True)
-    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    constraints = ["--disable-pip-version-check", "-c", "constraints.txt"]
-    subprocess.run([*pip, *constraints, str(ROOT)], cwd=ROOT, check=True, capture_output=True)
-    yield str(directory / "bin" / "python")
+    yield client_environment(engine.python, directory)
     shutil.rmtree(directory)
-
-
-def _interpreter(minor: str) -> str:
-    """A Python of this minor version that can make environments."""
-    versions = Path.home() / ".pyenv" / "versions"
-    candidates = [
-        *([sys.executable] if minor == ".".join(map(str, sys.version_info[:2])) else []),
-        *map(str, versions.glob(f"{minor}.*/bin/python3")),
-        *filter(None, [shutil.which(f"python{minor}", path=f"/usr/bin:{os.environ['PATH']}")]),
-    ]
-    for python in candidates:
-        asks = [python, "-c", "import sys, ensurepip; print(*sys.version_info[:2], sep='.')"]
-        said = subprocess.run(asks, capture_output=True, text=True, check=False).stdout.strip()
-        if said == minor:
-            return python
-    pytest.skip(f"no Python {minor} for a client beside the image")
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,13 @@ class Container:
     Attributes:
         name: of the container, and of its volume.
         python: of an environment that has the client.
+        token_file: in the container.
     """
 
     engine: Engine
     name: str
     python: str
+    token_file: str = ".config/jaxd/token"
 
     @classmethod
     def run(cls, engine: Engine, image: str, python: str, volume: str | None = None) -> Self:
@@ -73,8 +75,8 @@ class Container:
 
     @property
     def token(self) -> str:
-        """What its clients must hold; the server has made it at its first start."""
-        return self.execute("cat", ".config/jaxd/token")
+        """What its clients must hold; by default the server has made it at its first start."""
+        return self.execute("cat", self.token_file)
 
     def inspect(self, template: str) -> str:
         """What the engine knows of it."""

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PACKAGES = (
     *("podman", "buildah", "runc", "catatonit"),
-    *("containernetworking-plugins", "iptables", "mmdebstrap"),
+    *("containernetworking-plugins", "iptables", "mmdebstrap", "docker-compose"),
 )
 _STAND_IN_PYTHON = "3.11"
 _SOURCES = "/etc/apt/sources.list.d/debian.sources"
@@ -78,6 +78,12 @@ class Engine:
         )
         return self._run([*self.build_command, *words, "."])
 
+    def compose(self, *words: str, **environment: str) -> str:
+        """What `docker compose` prints, or its older form, which is a command of its own."""
+        is_plugin = self._process([*self.command, "compose", "version"]).returncode == 0
+        command = [*self.command, "compose"] if is_plugin else ["docker-compose"]
+        return self._run([*command, *words], environment=environment)
+
     def is_healthy(self, name: str) -> bool:
         """Whether the health check of a container says so now."""
         if self.health_command:
@@ -88,11 +94,13 @@ class Engine:
         """The exit code of `docker`."""
         return self._process([*self.command, *words]).returncode
 
-    def _process(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _process(
+        self, command: list[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=ROOT,
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
             text=True,
             check=False,
             stdout=subprocess.PIPE,
@@ -100,8 +108,14 @@ class Engine:
             stdin=subprocess.DEVNULL,
         )
 
-    def _run(self, command: list[str], *, check: bool = True) -> str:
-        done = self._process(command)
+    def _run(
+        self,
+        command: list[str],
+        *,
+        check: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        done = self._process(command, environment)
         said = done.stdout.strip()
         if check and done.returncode:
             raise AssertionError(f"{' '.join(command)}\nexit code {done.returncode}\n{said}")
@@ -130,7 +144,8 @@ def an_engine() -> Iterator[Engine]:
 
 
 def _install_podman() -> None:
-    missing = [name for name in ("podman", "runc", "mmdebstrap", "iptables") if not _which(name)]
+    needed = ("podman", "runc", "mmdebstrap", "iptables", "docker-compose")
+    missing = [name for name in needed if not _which(name)]
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get") or not os.path.exists(_SOURCES):

@@ -103,7 +103,7 @@ print(max(map(int, os.read(reading, 99).split())))
 def test_a_restart_keeps_it_warm(container: Container) -> None:
     """A known function is neither traced nor compiled; clients find the same certificate."""
     before, address = container.call(PROGRAM), container.address
-    container.engine.docker("restart", "--time", str(GRACE_S), container.name)
+    container.engine.docker("restart", "-t", str(GRACE_S), container.name)
     container.wait_until_healthy()
     after = container.call(PROGRAM)
     assert (after["traces"], after["compiles"], after["executable_loads"]) == (0, 0, 1)
@@ -114,7 +114,7 @@ def test_a_restart_keeps_it_warm(container: Container) -> None:
 def test_a_new_container_on_the_same_volume_is_warm(container: Container, image: str) -> None:
     """As after an upgrade of the image."""
     before = container.call(PROGRAM)
-    container.engine.docker("stop", "--time", str(GRACE_S), container.name)
+    container.engine.docker("stop", "-t", str(GRACE_S), container.name)
     other = Container.run(container.engine, image, container.python, volume=container.name)
     try:
         after = other.call(PROGRAM)
@@ -152,7 +152,7 @@ def test_a_client_reaches_it_over_a_socket_in_a_shared_folder(
 def test_it_stops_in_time_when_it_is_told_to(container: Container) -> None:
     """Drained, with exit code 0; not killed when the grace time is over."""
     began = time.monotonic()
-    container.engine.docker("stop", "--time", str(GRACE_S), container.name)
+    container.engine.docker("stop", "-t", str(GRACE_S), container.name)
     assert time.monotonic() - began < GRACE_S
     assert container.inspect("{{.State.ExitCode}}") == "0"
     assert "drained" in container.engine.docker("logs", container.name)
