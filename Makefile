@@ -22,13 +22,14 @@ pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constrain
 parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker soak lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak lint lint-docker bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
 	@echo 'make soak    the tests that take minutes'
-	@echo 'make test-docker  build the image, run it, restart it (Docker, or root on Debian 12)'
+	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
+	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
@@ -47,6 +48,9 @@ soak: $(VENV)/.dev
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
+
+test-variants: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m variants -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
 
 lint: $(VENV)/.dev lint-docker
 	@$(bin)/python -m ruff check --quiet .

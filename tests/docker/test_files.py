@@ -89,7 +89,7 @@ def test_the_health_check_asks_the_server_of_the_image() -> None:
 
 def test_no_layer_of_the_image_holds_what_only_building_needs() -> None:
     """Everything is installed elsewhere, or without a cache; nothing is compiled."""
-    assert dockerfile().count("\nFROM ") == 3
+    assert dockerfile().count("\nFROM ") == 2
     assert "apt-get" not in dockerfile()
     assert "--no-cache-dir" in last_stage()
     assert "--only-binary :all:" in dockerfile()

@@ -56,7 +56,7 @@ def test_every_package_of_a_plugin_is_pinned(accelerator: str) -> None:
     assert wanted[accelerator] in names
 
 
-@pytest.mark.docker
+@pytest.mark.variants
 @pytest.mark.parametrize("accelerator", ["cuda12", "cuda13", "tpu"])
 def test_pip_resolves_every_plugin_with_its_pins(accelerator: str, tmp_path: Path) -> None:
     """To wheels for this Python, each of which a line of constraints.txt names; nothing is kept."""
