@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     """
     given = vars(_parser().parse_args(argv))
     given["listen"] = tuple(given["listen"]) if "listen" in given else None
+    given["allow_uids"] = tuple(given["allow_uids"]) if "allow_uids" in given else None
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     return ServerOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -100,6 +102,15 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--token-file",
         metavar="PATH",
         help="token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+    )
+    group.add_argument(
+        "--allow-uid",
+        action="append",
+        type=_user,
+        dest="allow_uids",
+        metavar="USER",
+        help="another user, by number or name, that may connect to the Unix socket and so run code "
+        "as you; may be repeated",
     )
     group.add_argument(
         "--tls-cert",
@@ -222,6 +233,15 @@ def _public_name(text: str) -> str:
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT") from error
     return text
+
+
+def _user(text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"there is no user {text!r} on this machine") from error
 
 
 def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
