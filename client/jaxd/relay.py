@@ -52,10 +52,11 @@ def _upwards(sock: socket.socket) -> None:
         while True:
             data = os.read(0, _PIECE)
             if not data:
-                return sock.shutdown(socket.SHUT_WR)
+                sock.shutdown(socket.SHUT_WR)
+                return
             sock.sendall(data)
-    except OSError:
-        return os._exit(0)
+    except OSError:  # the server is gone, and with it what this process is for
+        os._exit(0)
 
 
 def _write(data: bytes) -> None:
