@@ -36,6 +36,10 @@ def dial(address: Address, settings: Settings) -> Connected:
         ConfigurationError: when this system cannot reach such an address, or the CA file is not
             usable.
     """
+    if address.kind == "ssh":
+        from jaxd.ssh import dial_over_ssh  # starts processes; few clients need it
+
+        return dial_over_ssh(address)
     try:
         if address.kind == "unix":
             return _dial_unix(address.path)

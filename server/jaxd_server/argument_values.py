@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import re
 
 from jaxd_protocol.addresses import Address
@@ -18,6 +19,7 @@ __all__ = [
     "parse_seconds",
     "parse_share",
     "parse_size",
+    "parse_user",
 ]
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -52,6 +54,20 @@ def parse_name(text: str) -> str:
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT") from error
     return text
+
+
+def parse_user(text: str) -> int:
+    """The number of a user of this machine, who is named or numbered.
+
+    Raises:
+        argparse.ArgumentTypeError: when there is none of that name.
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"there is no user {text!r} on this machine") from error
 
 
 def parse_folder(text: str) -> str:

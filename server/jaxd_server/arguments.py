@@ -18,6 +18,7 @@ from jaxd_server.argument_values import (
     parse_seconds,
     parse_share,
     parse_size,
+    parse_user,
 )
 from jaxd_server.options import ServerOptions
 
@@ -47,6 +48,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     """
     given = vars(_parser().parse_args(argv))
     given["listen"] = tuple(given["listen"]) if "listen" in given else None
+    given["allow_uids"] = tuple(given["allow_uids"]) if "allow_uids" in given else None
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     return ServerOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -106,6 +108,15 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--token-file",
         metavar="PATH",
         help="token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+    )
+    group.add_argument(
+        "--allow-uid",
+        action="append",
+        type=parse_user,
+        dest="allow_uids",
+        metavar="USER",
+        help="another user, by number or name, that may connect to the Unix socket and so run code "
+        "as you; may be repeated",
     )
     group.add_argument(
         "--tls-cert",

@@ -7,7 +7,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +61,11 @@ class Doorman:
     Args:
         address: what the listener listens on.
         token: what clients over TCP must prove to hold; None where none is asked for.
-        uid: the user that may connect to a Unix socket.
+        uid: the user that may connect to a Unix socket: the server's own.
         stock_loopback: whether stock rpyc clients and ours may come without a token over
             loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
         versions: package versions to tell.
+        guests: other users that may.
         tls: with which certificate clients are accepted; None: without TLS.
     """
 
@@ -75,11 +76,14 @@ class Doorman:
         uid: int,
         stock_loopback: bool,
         versions: Mapping[str, str],
+        *,
+        guests: Collection[int] = (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._unix = address.kind == "unix"
         self._token = None if self._unix else token
         self._uid = uid
+        self._guests = frozenset(guests)
         self._tls = tls
         plain_loopback = address.kind == "tcp" and address.is_loopback
         self._open = self._unix or (stock_loopback and plain_loopback)
@@ -169,10 +173,10 @@ class Doorman:
         if not self._unix:
             return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
-        if uid not in (None, self._uid, 0):
+        if uid not in (None, self._uid, 0) and uid not in self._guests:
             return f"uid:{uid}", (
-                f"user {uid} may not use the server of user {self._uid}. Start one of your own: "
-                "`jaxd start`."
+                f"user {uid} may not use the server of user {self._uid}. Start one of your own "
+                f"(`jaxd start`), or have that one started with --allow-uid {uid}."
             )
         return f"uid:{self._uid if uid is None else uid}", None
 

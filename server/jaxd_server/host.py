@@ -109,10 +109,12 @@ class Host:
     async def _run(self) -> int:
         self._handle_signals()
         check_trust(self._options)
-        with listening_on(self._options.listen) as listeners:
+        is_shared = bool(self._options.allow_uids)
+        with listening_on(self._options.listen, for_others=is_shared) as listeners:
             self._listeners = listeners
             self._control = self._options.control or control_path(listeners[0].address)
-            with listening_on([Address.unix(self._control)]) as (door,):
+            control = [Address.unix(self._control)]
+            with listening_on(control, beside_others=is_shared) as (door,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
                 for line in invitations(self._options, listeners):

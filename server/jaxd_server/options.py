@@ -39,6 +39,7 @@ class ServerOptions:
         listen: the addresses to open; by default the local socket of this environment.
         control: path of the control socket; None: derived from the first address.
         token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
+        allow_uids: users beside the server's own that may connect to its Unix sockets.
         tls_cert: PEM file with the certificate for TLS; None: the server makes one for itself.
         tls_key: PEM file with its key; None: it is in `tls_cert`.
         advertise: `HOST[:PORT]` by which clients elsewhere find this machine, for the line that is
@@ -89,6 +90,7 @@ class ServerOptions:
     listen: tuple[Address, ...] = field(default_factory=_local_socket)
     control: str | None = None
     token_file: str | None = None
+    allow_uids: tuple[int, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
     advertise: str | None = None
@@ -143,4 +145,4 @@ class ServerOptions:
             TypeError: when `data` holds an option that this version does not know.
         """
         listen = tuple(Address.parse(text) for text in data["listen"])
-        return cls(**{**data, "listen": listen})
+        return cls(**{**data, "listen": listen, "allow_uids": tuple(data["allow_uids"])})

@@ -168,7 +168,8 @@ class Parts:
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
             self.versions,
-            self._tls if address.kind == "tls" else None,
+            guests=self._options.allow_uids,
+            tls=self._tls if address.kind == "tls" else None,
         )
         return Endpoint(sock, address, doorman, self._sessions, self._workshop, welcome)
 

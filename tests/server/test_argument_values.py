@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jaxd_server.argument_values import (
     parse_seconds,
     parse_share,
     parse_size,
+    parse_user,
 )
 
 
@@ -28,6 +30,8 @@ from jaxd_server.argument_values import (
         (parse_address, "tls://0.0.0.0:1", Address.tls("0.0.0.0", 1)),
         (parse_name, "gpu.example.org:443", "gpu.example.org:443"),
         (parse_folder, "none", "none"),
+        (parse_user, "1000", 1000),
+        (parse_user, "root", 0),
         (parse_size, "8GiB", 8 << 30),
         (parse_gpus, "0, 2", "0,2"),
         (parse_gpus, "GPU-8f6a-11,MIG-77", "GPU-8f6a-11,MIG-77"),
@@ -48,6 +52,7 @@ def test_a_word_becomes_a_value(parse: Callable[[str], Any], text: str, value: A
         (parse_address, "ssh://gpu-host"),
         (parse_name, "a b:c"),
         (parse_size, "0"),
+        (parse_user, "nobody-of-that-name"),
         (parse_gpus, ""),
         (parse_gpus, "0,0"),
         (parse_count, "²"),
@@ -57,7 +62,7 @@ def test_a_word_becomes_a_value(parse: Callable[[str], Any], text: str, value: A
 )
 def test_a_word_that_means_nothing_is_refused(parse: Callable[[str], Any], text: str) -> None:
     """By an error that names the word and that argparse understands."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r}"):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         parse(text)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def test_a_usage_error_is_one_line_and_exits_with_2(
     assert reason in said
     assert said.startswith("jaxd: ")
     assert said.endswith("See: jaxd serve --help\n")
+
+
+def test_other_users_can_be_let_in(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By number or name; they travel to the worker."""
+    found = parse_arguments(["--allow-uid", "1000", "--allow-uid", "root"])
+    assert found.allow_uids == (1000, 0)
+    assert ServerOptions.from_json(json.loads(json.dumps(found.to_json()))) == found
+    with pytest.raises(SystemExit):
+        parse_arguments(["--allow-uid", "no-such-user"])
+    assert "no user 'no-such-user'" in capsys.readouterr().err
 
 
 def test_tls_can_be_said(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:

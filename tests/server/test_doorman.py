@@ -152,7 +152,16 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
     meeting = Meeting(unix, doorman(UNIX, uid=1234), with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
+    assert "--allow-uid 4321" in str(meeting.server)
     assert str(meeting.client) == str(meeting.server)
+
+
+def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, as somebody of their own: nobody else's session or values are theirs."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    keeper = Doorman(UNIX, None, 1234, False, {"jax": "1"}, guests=[99, 4321])
+    meeting = Meeting(unix, keeper, with_token(None))
+    assert meeting.server.principal == "uid:4321"
 
 
 def test_a_stock_client_of_another_user_is_dropped(
@@ -354,7 +363,7 @@ def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.M
 
 def secured(token: str | None = TOKEN, *, stock: bool = False) -> Doorman:
     """One for TLS."""
-    return Doorman(TLS, token, os.getuid(), stock, {"jax": "1"}, server_context(*authority()))
+    return Doorman(TLS, token, os.getuid(), stock, {"jax": "1"}, tls=server_context(*authority()))
 
 
 def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
