@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -108,8 +110,7 @@ def _home(engine: Engine) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="jaxd-laptop-", dir="/var/tmp") as name:
         tools = Path(name, ".tools")
         tools.mkdir()
-        build, docker = (shlex.join(each) for each in (engine.build_command, engine.command))
-        docker = docker.replace("docker", _real_docker(), 1)
+        build, docker = (_absolute(each) for each in (engine.build_command, engine.command))
         script = (
             f'#!/bin/sh\ncase "$1" in build) shift; exec {build} "$@";; esac\nexec {docker} "$@"\n'
         )
@@ -124,15 +125,12 @@ def _home(engine: Engine) -> Iterator[dict[str, str]]:
         }
 
 
-def _real_docker() -> str:
-    import shutil
-
-    return shutil.which("docker") or "docker"
+def _absolute(command: tuple[str, ...]) -> str:
+    """A command for a shell that means another `docker`."""
+    return shlex.join([shutil.which(command[0]) or command[0], *command[1:]])
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
