@@ -1,7 +1,7 @@
 """TLS over a connected socket, such that one thread can read while another writes.
 
-Python's own `SSLSocket` cannot do what the wire needs: two threads must not use it at once, since
-3.13.6 one that waits for bytes even keeps the other out, and a signal may take away the count of
+Python's own `SSLSocket` cannot do what the wire needs: two threads must not use it at once (in
+3.13.6 one that waited for bytes even kept the other out), and a signal may take away the count of
 bytes that were moved already. Here OpenSSL only turns bytes into bytes, in memory, under a lock
 that nobody holds while he waits; the socket itself is read and written as any other.
 """
