@@ -22,12 +22,14 @@ pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constrain
 parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test soak lint bench clean
+.PHONY: help demo test test-docker test-variants soak lint lint-docker bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
 	@echo 'make soak    the tests that take minutes'
+	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
+	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
@@ -44,10 +46,22 @@ test: $(VENV)/.dev
 soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(TEST_ARGS)
 
-lint: $(VENV)/.dev
+test-docker: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
+
+test-variants: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m variants -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
+
+lint: $(VENV)/.dev lint-docker
 	@$(bin)/python -m ruff check --quiet .
 	@$(bin)/python -m ruff format --check --quiet .
 	@$(bin)/python -m mypy --no-error-summary
+
+# hadolint has a program for one kind of processor only.
+lint-docker: $(VENV)/.dev
+	@test ! -x $(bin)/hadolint || $(bin)/hadolint --failure-threshold warning docker/Dockerfile
+	@$(bin)/check-jsonschema --builtin-schema vendor.compose-spec -q docker/compose*.yaml
+	@$(bin)/kubernetes-validate --strict docker/kubernetes.yaml >/dev/null
 
 bench: $(VENV)/.dev
 	@$(bin)/python -m benchmarks $(BENCH_ARGS)

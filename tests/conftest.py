@@ -12,10 +12,35 @@ from typing import Any
 import pytest
 
 from jaxd import Client, connect
+from tests import another_server
+from tests.another_server import AnotherServer
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--jaxd-server ADDRESS`: the tests of clients use a server that runs already."""
+    another_server.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is imported that looks at the environment."""
+    another_server.note(config)
+
+
+def pytest_sessionstart() -> None:
+    """Before the first test uses it."""
+    another_server.look()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what the markers say of a server that `--jaxd-server` names."""
+    if item.get_closest_marker("own_server") is not None:
+        another_server.own_server_needed()
+    if item.get_closest_marker("counts_builds") is not None:
+        another_server.unused_server_needed()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,6 +48,8 @@ def _nothing_of_the_user() -> Iterator[None]:
     """What runs in this process keeps nothing in the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXD_CACHE_DIR", "none")
+        for name, value in another_server.secrets().items():
+            patch.setenv(name, value)
         yield
 
 
@@ -32,6 +59,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
     for name in [name for name in os.environ if name.startswith("JAXD_")]:
         monkeypatch.delenv(name)
+    for name, value in another_server.secrets().items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
@@ -56,12 +85,16 @@ def start_host(runtime: Path) -> Iterator[Callable[..., HostProcess]]:
 
 
 @pytest.fixture(scope="session")
-def live() -> Iterator[LiveServer]:
+def live() -> Iterator[LiveServer | AnotherServer]:
     """One real server for all tests that leave it as they found it."""
     directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory)
-    yield server
-    assert server.close() == 0
+    address = another_server.named_server()
+    if address is not None:
+        yield AnotherServer(address, directory)
+    else:
+        server = LiveServer(directory)
+        yield server
+        assert server.close() == 0
     shutil.rmtree(directory)
 
 
@@ -81,6 +114,6 @@ def start_live(runtime: Path) -> Iterator[Callable[..., LiveServer]]:
 
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[Client]:
-    """A client of the common server, over its Unix socket."""
+    """A client of the common server: over its Unix socket, when it is ours."""
     with connect(live.unix) as client:
         yield client

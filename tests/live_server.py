@@ -38,13 +38,17 @@ class LiveServer:
     """Started at once and ready when the constructor returns; `close` ends it.
 
     Attributes:
-        unix, tcp: its addresses.
+        unix, tcp, tls: its addresses; the last with the fingerprint of its certificate.
+        invitation: what it prints for clients elsewhere.
         environment: for client processes that are to use it.
     """
 
     def __init__(
         self, directory: Path, *arguments: str, name: str = "s", **environment: str
     ) -> None:
+        from tests.another_server import own_server_needed  # which knows this module
+
+        own_server_needed()
         self.directory = directory
         token_file = directory / f"{name}.token"
         token_file.touch(mode=0o600)
@@ -55,13 +59,17 @@ class LiveServer:
         self._heard = threading.Condition()
         command = [sys.executable, "-P", "-m", "jaxd_server", "--log-format", "json"]
         command += ["--listen", self.unix, "--listen", "tcp://127.0.0.1:0"]
+        command += ["--listen", "tls://127.0.0.1:0"]
         command += ["--token-file", str(token_file), *arguments]
-        self.process = subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=source_environment(directory, **environment),
-        )
+        printed = directory / f"{name}.printed"
+        with printed.open("w") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=source_environment(directory, **environment),
+            )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.tcp = next(
@@ -69,6 +77,8 @@ class LiveServer:
             for line in self.wait_for("worker_ready")
             if line.get("event") == "listening" and line["address"].startswith("tcp")
         )
+        self.invitation = printed.read_text()
+        self.tls = self.invitation.split("'")[1]
         self.environment = source_environment(directory, JAXD_SERVER=self.unix, JAXD_TOKEN=TOKEN)
 
     def _listen(self) -> None:

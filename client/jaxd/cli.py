@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxd.commands import doctor, functions, start, status, stop, token, values, warm, why
+from jaxd.commands import doctor, functions, relay, start, status, stop, token, values, warm, why
 from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
@@ -25,6 +25,7 @@ _OWN = {
     "functions": functions,
     "values": values,
     "warm": warm,
+    "relay": relay,
 }
 
 _FAILED, _INTERRUPTED = 1, 130

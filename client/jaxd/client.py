@@ -131,11 +131,11 @@ def connect(
     """A client of its own, connected at once.
 
     Args:
-        server: `unix:///path` or `tcp://host:port`; by default the server that a persistent
-            function would use.
+        server: `unix:///path`, `tcp://host:port`, `tls://host:port#sha256=…` or
+            `ssh://user@host`; by default the server that a persistent function would use.
         host: a TCP host instead of `server`.
         port: a TCP port instead of `server`.
-        token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        token: what a server over TCP or TLS asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
 
     Returns:
         The client; use it as a context manager or call its `close`.

@@ -19,9 +19,11 @@ __all__ = [
     "encode_jax",
     "loaded_jax",
     "logs_compiles",
+    "prefer_cpu",
     "refuse_no_shardings",
     "refuse_settings_that_stay",
     "require_jax",
+    "started_platform",
     "to_jax",
     "to_jax_keys",
     "weak_array",
@@ -50,6 +52,25 @@ def require_jax() -> None:
                 "results='jax' needs jax in this process. Run: pip install 'jaxd[server]', or "
                 "ask for results='numpy'."
             ) from error
+
+
+def started_platform() -> str | None:
+    """What jax computes on in this process; None while it has not started anything.
+
+    Uses jax's private `xla_bridge`, because every public question starts it.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return None
+    platform: str = sys.modules["jax"].default_backend()
+    return platform
+
+
+def prefer_cpu() -> None:
+    """Has jax, which is imported and may not have started, use the CPU unless it was told what."""
+    config = sys.modules["jax"].config
+    if not config.jax_platforms:
+        config.update("jax_platforms", "cpu")
 
 
 def current_config() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import atexit
 import json
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -178,7 +179,16 @@ class Link:
         connection.on_transfer = self.progress.transfer
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.notices.compare(welcome["peer"].versions)
+        if welcome.get("platform", "cpu") != "cpu":
+            self._keep_off(welcome)
         return connection
+
+    def _keep_off(self, welcome: Mapping[str, Any]) -> None:
+        from jaxd.device_guard import keep_off  # where no accelerator is, nobody pays for this
+
+        in_the_way = keep_off(welcome)
+        if in_the_way is not None:
+            self.notices.of_device(in_the_way)
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
         """The server's answer to a question about itself, such as `statistics`, `info` or `why`.

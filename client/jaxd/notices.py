@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxd.forking import forget_after_fork
 from jaxd.frames import users_level
-from jaxd_protocol.errors import CompileAdvice, SkewWarning
+from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 from jaxd_protocol.packages import Package, say_change
 
 __all__ = ["Notices", "warn_of_changes"]
@@ -24,6 +24,12 @@ _MAX_CALLS = 256
 
 
 _ANY = "any function"
+
+_CATEGORIES: Mapping[str, type[Warning]] = {
+    "advice": CompileAdvice,
+    "device": SharedDeviceWarning,
+}
+"""Of what is not about packages."""
 
 
 class _Notice(NamedTuple):
@@ -85,6 +91,12 @@ class Notices:
                     self._of_server.append(_Notice(_ANY, name, text))
                     self.waiting = True
 
+    def of_device(self, text: str) -> None:
+        """Notes that this process and the server are in each other's way on a device."""
+        with self._lock:
+            self._of_server.append(_Notice(_ANY, "", text, "device"))
+            self.waiting = True
+
     def issue(self, connection: object, number: int) -> None:
         """Warns, in the line that called, of what was heard of this call and of the server.
 
@@ -100,7 +112,7 @@ class Notices:
         for act in acts:
             act()
         for notice in fresh:
-            category = CompileAdvice if notice.category == "advice" else SkewWarning
+            category = _CATEGORIES.get(notice.category, SkewWarning)
             warnings.warn(notice.text, category, users_level())
 
     def _is_new(self, notice: _Notice) -> bool:

@@ -79,7 +79,7 @@ class SentBefore:
         self._copies = Copies(drops)
         self._seen = SeenArrays(self._copies)
         self._worth = Worth(where.is_loopback)
-        over_network = where.kind == "tcp"
+        over_network = where.is_network
         self._contents = Contents(self._copies, self._worth) if over_network else None
         self._compression = Compression(self._worth) if over_network and compress else None
 

@@ -16,6 +16,7 @@ __all__ = ["Settings", "config_file"]
 _CONFIG_TYPES: Mapping[str, type] = {
     "server": str,
     "token_file": str,
+    "ca_file": str,
     "autostart": bool,
     "compress": bool,
 }
@@ -34,6 +35,7 @@ class Settings:
         server: the address to use; None: the local server of this environment.
         token: the token itself, never shown in a repr; None: see `token_file`.
         token_file: the file that holds the token; None: the one that `jaxd token` writes.
+        ca_file: PEM file of who may vouch for servers on TLS; None: whom this system trusts.
         autostart: whether a local server may be started when none runs.
         inline: whether functions run in this process, without any server.
         compress: whether arrays may be compressed on their way over a slow network.
@@ -42,6 +44,7 @@ class Settings:
     server: Address | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
+    ca_file: str | None = None
     autostart: bool = True
     inline: bool = False
     compress: bool = False
@@ -57,7 +60,7 @@ class Settings:
         """The settings of this moment: arguments, else environment, else config file.
 
         Args:
-            server: `unix:///path` or `tcp://host:port`.
+            server: an address; see `jaxd_protocol.addresses`.
             host: a TCP host, instead of `server`; localhost when only `port` is given.
             port: a TCP port, instead of `server`; 18861 when only `host` is given.
             token: the token itself.
@@ -74,6 +77,7 @@ class Settings:
             or _address(file.get("server"), f"`server` in {config_file()}"),
             token=token or environment.get("JAXD_TOKEN", "").strip() or None,
             token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
+            ca_file=environment.get("JAXD_CA_FILE") or file.get("ca_file") or None,
             autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
             inline=environment.get("JAXD_INLINE", "") not in {"", "0"},
             compress=environment["JAXD_COMPRESS"] != "0"

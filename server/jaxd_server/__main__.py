@@ -9,6 +9,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_server import logs
 from jaxd_server.arguments import parse_arguments
 from jaxd_server.host import WORKER_COMMAND, Host
+from jaxd_server.invitation import ready_for_tls
 
 __all__ = ["main"]
 
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None, worker_command: Sequence[str] = WORK
         0 after a drained stop, 1 when the server could not start or had to be killed.
     """
     try:
-        options = parse_arguments(argv)
+        options = ready_for_tls(parse_arguments(argv))
         logs.configure(options.log_format, "host")
         return Host(options, worker_command).run()
     except JaxdError as error:

@@ -77,8 +77,8 @@ class Admission:
             )
         self._changed.wait_for(lambda: not self._running)
         raise WorkerReplaced(
-            "the server's worker is being replaced, because packages that it runs have changed "
-            "on disk. Repeat the call: a new worker answers at the same address."
+            "the server's worker is being replaced: packages that it runs have changed on disk, or "
+            "it was idle. Repeat the call: a new worker answers at the same address."
         )
 
     def leave(self, running: Running) -> None:

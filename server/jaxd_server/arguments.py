@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.terminal import Parser
 from jaxd_protocol.tokens import default_token_file
+from jaxd_server.argument_values import (
+    parse_address,
+    parse_count,
+    parse_folder,
+    parse_gpus,
+    parse_name,
+    parse_seconds,
+    parse_share,
+    parse_size,
+    parse_user,
+)
 from jaxd_server.options import ServerOptions
 
-__all__ = ["parse_arguments", "parse_size"]
+__all__ = ["parse_arguments"]
 
 _EXAMPLES = """\
 examples:
@@ -22,11 +30,11 @@ examples:
       this user, this machine: a Unix socket that nobody else can reach
   jaxd token && jaxd serve --listen unix:///run/jaxd/server.sock --listen tcp://127.0.0.1:18861
       also over TCP, for those who hold the token
+  jaxd serve --listen tls://0.0.0.0:18861
+      for other machines: makes token and certificate, and prints what to type there
 
 Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
 """
-
-_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
@@ -40,6 +48,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     """
     given = vars(_parser().parse_args(argv))
     given["listen"] = tuple(given["listen"]) if "listen" in given else None
+    given["allow_uids"] = tuple(given["allow_uids"]) if "allow_uids" in given else None
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     return ServerOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -62,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_places(parser.add_argument_group("where"))
     _add_trust(parser.add_argument_group("who may connect"))
+    _add_devices(parser.add_argument_group("which devices, and how much of them"))
     _add_limits(parser.add_argument_group("how much"))
     _add_program_limits(parser.add_argument_group("how many programs stay in memory"))
     _add_value_limits(parser.add_argument_group("how much data stays"))
@@ -73,10 +83,10 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--listen",
         action="append",
-        type=_checked(Address.parse),
+        type=parse_address,
         metavar="ADDRESS",
-        help="unix:///path or tcp://host:port, may be repeated; port 0 takes a free one "
-        "(default: the local socket of this environment)",
+        help="unix:///path, tcp://host:port or tls://host:port, may be repeated; port 0 takes a "
+        "free one (default: the local socket of this environment)",
     )
     group.add_argument(
         "--control",
@@ -86,7 +96,7 @@ def _add_places(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--cache-dir",
-        type=_folder,
+        type=parse_folder,
         metavar="PATH",
         help="where compiled programs are kept over restarts, or `none` "
         "(default: JAXD_CACHE_DIR, else ~/.cache/jaxd)",
@@ -97,7 +107,33 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--token-file",
         metavar="PATH",
-        help="token that clients on TCP must prove to hold, as made by `jaxd token`",
+        help="token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+    )
+    group.add_argument(
+        "--allow-uid",
+        action="append",
+        type=parse_user,
+        dest="allow_uids",
+        metavar="USER",
+        help="another user, by number or name, that may connect to the Unix socket and so run code "
+        "as you; may be repeated",
+    )
+    group.add_argument(
+        "--tls-cert",
+        type=parse_folder,
+        metavar="PATH",
+        help="certificate for tls:// addresses, which clients check by name "
+        "(default: one that the server makes, which they know by its fingerprint)",
+    )
+    group.add_argument(
+        "--tls-key", type=parse_folder, metavar="PATH", help="its key (default: in the same file)"
+    )
+    group.add_argument(
+        "--advertise",
+        type=parse_name,
+        metavar="HOST[:PORT]",
+        help="what clients elsewhere call this machine, for the line that is printed for them "
+        "(default: its host name)",
     )
     group.add_argument(
         "--insecure-plaintext",
@@ -108,6 +144,27 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--allow-unauthenticated-loopback",
         action="store_true",
         help="let every user and program of this machine run code here over loopback TCP",
+    )
+
+
+def _add_devices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--devices",
+        type=parse_gpus,
+        metavar="LIST",
+        help="GPUs to use, by the numbers or UUIDs that `nvidia-smi -L` shows, such as 0,1 "
+        "(default: all)",
+    )
+    group.add_argument(
+        "--device-memory-fraction",
+        type=parse_share,
+        metavar="SHARE",
+        help="of each GPU's memory, for arrays and programs (default: 0.75)",
+    )
+    group.add_argument(
+        "--preallocate",
+        action=argparse.BooleanOptionalAction,
+        help="take that memory at the start, or as it is needed (default: at the start)",
     )
 
 
@@ -122,22 +179,22 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add_size("--max-result-bytes", "largest result sent (default: 8G)")
     add_size("--budget-bytes", "messages in memory (default: a quarter of the memory)")
     add_size("--disk-bytes", "kept in the cache folder (default: 10G)")
-    add("--slots", _count, "N", "calls in flight on one connection (default: 32)")
-    add("--threads", _count, "N", "calls that run at the same time (default: 8)")
-    add("--builds", _count, "N", "compilations at the same time (default: half of the cores)")
+    add("--slots", parse_count, "N", "calls in flight on one connection (default: 32)")
+    add("--threads", parse_count, "N", "calls that run at the same time (default: 8)")
+    add("--builds", parse_count, "N", "compilations at the same time (default: half of the cores)")
 
 
 def _add_program_limits(group: argparse._ArgumentGroup) -> None:
     def add(name: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
         group.add_argument(name, type=kind, metavar=metavar, help=text)
 
-    add("--max-executables", _count, "N", "executables, whatever their size (default: 400)")
+    add("--max-executables", parse_count, "N", "executables, whatever their size (default: 400)")
     add("--program-bytes", parse_size, "SIZE", "of this process (default: a quarter of the memory)")
     add("--device-program-bytes", parse_size, "SIZE", "of the device (default: a tenth of it)")
-    add("--map-share", _share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
+    add("--map-share", parse_share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
     add(
         "--principal-share",
-        _share,
+        parse_share,
         "SHARE",
         "of all this, what a client's user keeps when others need room; at most an equal part "
         "for each (default: 0.5)",
@@ -153,7 +210,7 @@ def _add_value_limits(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--value-share",
-        type=_share,
+        type=parse_share,
         metavar="SHARE",
         help="of that, for one client's user (default: 1)",
     )
@@ -168,9 +225,14 @@ def _add_value_limits(group: argparse._ArgumentGroup) -> None:
 
 def _add_lifetime(group: argparse._ArgumentGroup) -> None:
     def add(name: str, text: str) -> None:
-        group.add_argument(name, type=_seconds, metavar="SECONDS", help=text)
+        group.add_argument(name, type=parse_seconds, metavar="SECONDS", help=text)
 
     add("--idle-timeout-s", "stop after this long without connections and calls (default: never)")
+    add(
+        "--rest-after-s",
+        "give the device back after this long without a call, and take it again for the next one "
+        "(default: never)",
+    )
     add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
     add("--session-grace-s", "keep what a client left on the server this long (default: 60)")
     group.add_argument(
@@ -185,56 +247,3 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         help="lines for people or one JSON object a line (default: text)",
     )
     group.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)
-
-
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ConfigurationError as error:
-            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
-
-    return convert
-
-
-def _folder(text: str) -> str:
-    """An absolute path: the worker may run in another folder. `none` stays what it is."""
-    return text if text == "none" else os.path.abspath(os.path.expanduser(text))
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a word such as `4096`, `512M` or `8GiB` stands for.
-
-    Raises:
-        argparse.ArgumentTypeError: when it is no size.
-    """
-    match = re.fullmatch(r"(\d+)([KMGT]?)(?:iB|B)?", text.strip())
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 512M or 8GiB")
-    return int(match[1]) * _SUFFIXES[match[2]]
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.5")
-    return share
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.terminal import Parser, size, table
-from jaxd_server.arguments import parse_size
+from jaxd_server.argument_values import parse_size
 from jaxd_server.options import GIB
 from jaxd_server.store.catalog import KeptCall, broken, kept_calls, target_facts
 from jaxd_server.store.directory import cache_root, prove_trusted

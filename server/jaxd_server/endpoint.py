@@ -19,7 +19,7 @@ from rpyc.utils.server import ThreadedServer
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.handshake import finish_greeting
-from jaxd_protocol.wire import BulkChannel, BulkStream, tune_socket
+from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection
 from jaxd_server.doorman import Admitted, Doorman
@@ -123,7 +123,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         peer = _peer_of(sock)
         try:
             admitted = self.authenticator(sock)
-            self._serve_client(sock, admitted)
+            self._serve_client(admitted)
         except JaxdError as error:
             log_event("client_refused", level=logging.WARNING, peer=peer, reason=str(error))
         except (EOFError, OSError) as error:
@@ -134,27 +134,27 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             self.clients.discard(sock)
             sock.close()
 
-    def _serve_client(self, sock: socket.socket, admitted: Admitted) -> None:
+    def _serve_client(self, admitted: Admitted) -> None:
         if admitted.guest is None or admitted.said is None:
-            return self._serve_stock_client(sock, admitted.principal)
+            return self._serve_stock_client(admitted)
+        line = admitted.line
         session = self._sessions.enter(admitted.guest.session, admitted.principal)
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
-            finish_greeting(sock, versions, admitted.token, admitted.said, welcome)
-            tune_socket(sock)
-            stream = BulkStream(sock)
+            finish_greeting(line, versions, admitted.token, admitted.said, welcome)
+            stream = stream_over(line)
             stream.expect_descriptors()
             ServerConnection(self.service, stream, self._workshop, session).serve()
         finally:
             self._sessions.leave(session)
         return None
 
-    def _serve_stock_client(self, sock: socket.socket, principal: str) -> None:
-        tune_socket(sock)
+    def _serve_stock_client(self, admitted: Admitted) -> None:
+        principal = admitted.principal
         workshop = self._workshop
         share = Share(workshop.budget, workshop.slots)
-        channel = BulkChannel(BulkStream(sock), workshop.max_frame_bytes, share.admit)
+        channel = BulkChannel(stream_over(admitted.line), workshop.max_frame_bytes, share.admit)
         session = self._sessions.enter(None, principal)
         workshop.traffic.add(channel)
         try:

@@ -14,6 +14,7 @@ from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
 from jaxd_server.control import answering
+from jaxd_server.invitation import invitations
 from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -74,7 +75,8 @@ class Host:
         if worker is None:
             return {"host": self._describe(), "worker": {}, "worker_state": "starting"}
         # A worker that is still starting has nothing to say, and who waits for it asks often.
-        fresh = worker.was_ready and await worker.refresh(PATIENCE_S)
+        may_answer = worker.was_ready and worker.state != "resting"
+        fresh = may_answer and await worker.refresh(PATIENCE_S)
         is_busy = worker.state == "ready" and not fresh
         return {
             "host": self._describe(),
@@ -91,7 +93,7 @@ class Host:
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "listen": [str(one.address) for one in self._listeners],
             "epoch": worker.epoch if worker else 0,
-            "worker_pid": worker.pid if worker and worker.state != "dead" else None,
+            "worker_pid": worker.pid if worker and not worker.exited.is_set() else None,
             "restarts": worker.epoch - 1 if worker else 0,
             "log": self._log_file(),
         }
@@ -107,12 +109,16 @@ class Host:
     async def _run(self) -> int:
         self._handle_signals()
         check_trust(self._options)
-        with listening_on(self._options.listen) as listeners:
+        is_shared = bool(self._options.allow_uids)
+        with listening_on(self._options.listen, for_others=is_shared) as listeners:
             self._listeners = listeners
             self._control = self._options.control or control_path(listeners[0].address)
-            with listening_on([Address.unix(self._control)]) as (door,):
+            control = [Address.unix(self._control)]
+            with listening_on(control, beside_others=is_shared) as (door,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
+                for line in invitations(self._options, listeners):
+                    print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
                 async with answering(door.socket, self):
                     code = await self._serve(listeners)
         log_event("stopped", exit_code=code)
@@ -157,6 +163,8 @@ class Host:
     async def _idle_s(self) -> float:
         """Seconds without connection and call; 0 when the worker does not say so now."""
         worker = self._supervisor.worker
+        if worker is not None and worker.state == "resting":
+            return float(worker.snapshot.get("idle_s", 0.0)) + worker.silent_s
         if worker is None or not worker.was_ready or not await worker.refresh(PATIENCE_S):
             return 0.0
         seen = worker.snapshot

@@ -38,36 +38,54 @@ class Listener:
 
 
 @contextmanager
-def listening_on(addresses: Iterable[Address]) -> Iterator[list[Listener]]:
+def listening_on(
+    addresses: Iterable[Address], *, for_others: bool = False, beside_others: bool = False
+) -> Iterator[list[Listener]]:
     """Opens all `addresses`, in order; at the end closes them and removes their socket files.
+
+    Args:
+        addresses: what to open.
+        for_others: whether other users can reach the Unix sockets; who of them may is then for the
+            doorman to say.
+        beside_others: whether they may enter the folder, although these sockets are ours alone.
 
     Raises:
         CannotListen: when one of them is in use, not allowed, not private, too long, or when the
             disk is full. None is left open then.
     """
     with ExitStack() as stack:
-        yield [stack.enter_context(_listener(address)) for address in addresses]
+        yield [
+            stack.enter_context(_listener(address, for_others, beside_others))
+            for address in addresses
+        ]
 
 
 @contextmanager
-def _listener(address: Address) -> Iterator[Listener]:
-    opened = _unix_socket(address) if address.kind == "unix" else _tcp_socket(address)
+def _listener(address: Address, for_others: bool, beside_others: bool) -> Iterator[Listener]:
+    if address.kind != "unix":
+        opened = _tcp_socket(address)
+    else:
+        _check_length(address.path)
+        directory = os.path.dirname(address.path)
+        if for_others or beside_others:
+            _check_guarded(directory, entered=for_others)
+        else:
+            _check_private(directory)
+        opened = _unix_socket(address, 0o666 if for_others else 0o600)
     with opened as listening:
         yield listening
 
 
 @contextmanager
-def _unix_socket(address: Address) -> Iterator[Listener]:
+def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
     path = address.path
-    _check_length(path)
-    directory = os.path.dirname(path)
-    _check_private(directory)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listening:
         try:
-            with _directory_lock(directory):
+            with _directory_lock(os.path.dirname(path)):
                 _clear_the_way(path)
                 listening.bind(path)
+                os.chmod(path, mode)
                 listening.listen(socket.SOMAXCONN)
         except CannotListen:
             raise
@@ -107,6 +125,30 @@ def _check_private(directory: str) -> None:
         f"Listen in a directory of your own, such as unix://{directory}/jaxd/server.sock, or, "
         f"when nobody else needs this one, run: chmod 700 {directory}"
     )
+
+
+def _check_guarded(directory: str, *, entered: bool) -> None:
+    """Makes a `directory` that others may enter and only we may change, or refuses one."""
+    try:
+        if not os.path.lexists(directory):
+            os.makedirs(directory)
+            os.chmod(directory, 0o711)  # noqa: S103  entered, and not even listed
+        status = os.stat(directory)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot make the directory {directory}: {error.strerror}. Choose another --listen."
+        ) from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise CannotListen(
+            f"others can change what is in {directory}, and put a socket of theirs in the place of "
+            "yours. Listen in a directory of your own, or, when nobody else needs this one, run: "
+            f"chmod 711 {directory}"
+        )
+    if entered and not status.st_mode & 0o011:
+        raise CannotListen(
+            f"with --allow-uid others have to enter {directory}, and they cannot. Run: "
+            f"chmod 711 {directory}   (or choose another --listen)."
+        )
 
 
 @contextmanager
@@ -150,7 +192,7 @@ def _tcp_socket(address: Address) -> Iterator[Listener]:
         raise _cannot_listen(address, error) from error
     with listening:
         port = listening.getsockname()[1]
-        yield Listener(Address.tcp(address.host, port), listening)
+        yield Listener(address._replace(port=port), listening)
 
 
 def _bound_tcp(address: Address) -> socket.socket:
@@ -175,7 +217,7 @@ def _cannot_listen(address: Address, error: OSError) -> CannotListen:
     if error.errno == errno.EADDRINUSE:
         return CannotListen(
             f"another program listens on port {address.port} of {address.host}. Stop it, or choose "
-            f"another port: --listen {Address.tcp(address.host, 0)} takes a free one."
+            f"another port: --listen {address._replace(port=0)} takes a free one."
         )
     if error.errno in _NO_ROOM:
         return CannotListen(

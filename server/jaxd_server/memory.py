@@ -23,18 +23,19 @@ _DEFAULT_MAX_MAPS = 65530
 _MAPS_OF_A_PROGRAM = 1000
 """Far more than one is known to take: 3 a tiny one, 150 a large one, on a CPU."""
 
-_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Of this container, in the two versions of cgroups."""
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def machine_bytes() -> int:
     """The memory of the machine, or of the container when that is less."""
-    physical = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
-    try:
-        with open(_CGROUP_LIMIT, encoding="ascii") as file:
-            return min(physical, int(file.read()))
-    except (OSError, ValueError):  # no such group, or "max"
-        return physical
+    sizes = [os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES]
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            sizes.append(int(file.read()))  # no such file, or "max"
+    return min(sizes)
 
 
 def resident_bytes() -> int:

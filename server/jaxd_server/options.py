@@ -39,9 +39,17 @@ class ServerOptions:
         listen: the addresses to open; by default the local socket of this environment.
         control: path of the control socket; None: derived from the first address.
         token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
+        allow_uids: users beside the server's own that may connect to its Unix sockets.
+        tls_cert: PEM file with the certificate for TLS; None: the server makes one for itself.
+        tls_key: PEM file with its key; None: it is in `tls_cert`.
+        advertise: `HOST[:PORT]` by which clients elsewhere find this machine, for the line that is
+            printed; None: the host name.
         insecure_plaintext: whether TCP beyond loopback is allowed without encryption.
         allow_unauthenticated_loopback: whether loopback TCP is open to every local user.
         idle_timeout_s: seconds without connection and call until the server stops; 0: never.
+        rest_after_s: seconds without a call until the worker ends, and so gives its device back;
+            the next client that connects starts another one. 0: never; None: ten minutes for an
+            `auto` server on a GPU or TPU, else never.
         drain_timeout_s: seconds that a stopping worker may take when it reports no running call.
         max_frame_bytes: the largest message that is received.
         max_result_bytes: the largest result that is sent.
@@ -69,6 +77,11 @@ class ServerOptions:
             `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
             when more than one client is connected. Always in the worker on a GPU or TPU, which a
             second process cannot have.
+        devices: which GPUs to use, by number or by UUID, with commas between; None: all.
+        device_memory_fraction: of each device's memory, how much jax may take; None: as its
+            environment says, or three quarters.
+        preallocate: whether jax takes that at once, or as it needs it; None: as its environment
+            says, or at once.
         log_format: `"text"` for people or `"json"` for machines.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
@@ -77,9 +90,14 @@ class ServerOptions:
     listen: tuple[Address, ...] = field(default_factory=_local_socket)
     control: str | None = None
     token_file: str | None = None
+    allow_uids: tuple[int, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    advertise: str | None = None
     insecure_plaintext: bool = False
     allow_unauthenticated_loopback: bool = False
     idle_timeout_s: float = 0.0
+    rest_after_s: float | None = None
     drain_timeout_s: float = 30.0
     max_frame_bytes: int = 8 * GIB
     max_result_bytes: int = 8 * GIB
@@ -99,11 +117,14 @@ class ServerOptions:
     value_share: float = 1.0
     content_bytes: int | None = None
     trace_in: Literal["auto", "worker", "tracer"] = "auto"
+    devices: str | None = None
+    device_memory_fraction: float | None = None
+    preallocate: bool | None = None
     log_format: Literal["text", "json"] = "text"
     auto: bool = False
 
     def read_token(self) -> str | None:
-        """The token that clients on TCP must prove to hold; None: there is none.
+        """The token that clients on TCP and TLS must prove to hold; None: there is none.
 
         Raises:
             ConfigurationError: when the token file is missing, empty, or readable by others.
@@ -124,4 +145,4 @@ class ServerOptions:
             TypeError: when `data` holds an option that this version does not know.
         """
         listen = tuple(Address.parse(text) for text in data["listen"])
-        return cls(**{**data, "listen": listen})
+        return cls(**{**data, "listen": listen, "allow_uids": tuple(data["allow_uids"])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.certificates import server_context
 from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
@@ -41,6 +43,7 @@ from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
+from jaxd_server.rest import Rest
 from jaxd_server.sessions import Sessions
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
@@ -65,6 +68,10 @@ limited by `--builds`.
 """
 
 
+_REST_AFTER_S = 600.0
+"""Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
+
+
 class Parts:
     """Everything that one worker is made of.
 
@@ -73,6 +80,7 @@ class Parts:
         counters: where everything is counted.
         report: answers `statistics` and `info` for clients.
         renew: begins to replace this worker, told what changed on disk; None where nobody can.
+        rest: begins to end this worker until it is needed again.
     """
 
     def __init__(
@@ -81,11 +89,13 @@ class Parts:
         counters: Counters,
         report: Callable[[str], dict[str, Any]],
         renew: Callable[[list[str]], None] | None = None,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._options = options
         self._token = options.read_token()
+        self._tls = _tls_context(options)
         self._counters = counters
         contents = Contents(_content_bytes(options))
         self._values = Values(_value_bytes(options), options.value_share, contents=contents)
@@ -120,7 +130,10 @@ class Parts:
             self._shelf,
             None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )
-        self._housekeeper = Housekeeper(admission, self._mark_used, self._sessions.look)
+        self._rest = Rest(
+            _rest_after_s(options), admission, lambda: counters.idle_s, self._has_values, rest
+        )
+        self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
         self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
@@ -157,6 +170,8 @@ class Parts:
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
             self.versions,
+            guests=self._options.allow_uids,
+            tls=self._tls if address.kind == "tls" else None,
         )
         return Endpoint(sock, address, doorman, self._sessions, self._workshop, welcome)
 
@@ -174,6 +189,11 @@ class Parts:
         since, self._marked_at = self._marked_at, time.monotonic()
         if self._shelf is not None:
             self._shelf.mark_used(self._executables.all(), since)
+
+    def _glance(self) -> None:
+        """What is looked at several times a second."""
+        self._sessions.look()
+        self._rest.look()
 
     def _holders(self) -> str:
         """What uses memory, in words."""
@@ -218,6 +238,11 @@ class Parts:
         """Seconds since the last call, or since a client left when that was later."""
         return min(self._counters.idle_s, self._sessions.quiet_s)
 
+    @property
+    def platform(self) -> str:
+        """What this worker computes on: `cpu`, `gpu`, `tpu`."""
+        return jax.default_backend()
+
     def devices(self) -> list[str]:
         """The devices that this worker owns; starts jax's backend if nothing has yet."""
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
@@ -252,6 +277,13 @@ def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
     return Shelf(store, packages)
 
 
+def _rest_after_s(options: ServerOptions) -> float:
+    """How long this worker stays without a call; 0: for ever."""
+    if options.rest_after_s is not None:
+        return options.rest_after_s
+    return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
+
+
 def _trace_in(options: ServerOptions) -> TraceIn:
     """Where functions are traced: only beside a CPU can there be a second process."""
     platform = jax.default_backend()
@@ -260,3 +292,10 @@ def _trace_in(options: ServerOptions) -> TraceIn:
     if options.trace_in == "tracer":
         log_event("tracer_refused", level=logging.WARNING, platform=platform)
     return "worker"
+
+
+def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """What to accept TLS connections with; None when none is to be accepted."""
+    if options.tls_cert is None:
+        return None
+    return server_context(options.tls_cert, options.tls_key or options.tls_cert)

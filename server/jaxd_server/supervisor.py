@@ -58,6 +58,8 @@ class Supervisor:
         try:
             for epoch in itertools.count(1):
                 delay_s = await self._live(listeners, epoch)
+                if self.worker is not None and self.worker.state == "resting":
+                    await _somebody_knocks(listeners, self.stopping)
                 await _first_of(self.stopping, timeout_s=delay_s)
                 if self.stopping.is_set():
                     break
@@ -76,14 +78,14 @@ class Supervisor:
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
         self.worker = worker
         log_event("worker_started", pid=worker.pid, epoch=epoch)
-        await _first_of(worker.exited, self.stopping, worker.outdated)
-        if worker.outdated.is_set():
+        await _first_of(worker.exited, self.stopping, worker.outdated, worker.resting)
+        if worker.outdated.is_set() or worker.resting.is_set():
             await self._wait_until_drained(worker, worker.kill)
         if not worker.exited.is_set():
             return 0.0
         await worker.hear_out()
         worker.close()
-        if worker.outdated.is_set():  # it ended on purpose, which is no death
+        if worker.outdated.is_set() or worker.resting.is_set():  # on purpose, which is no death
             _log_exit(worker, restart_in_s=0.0)
             return 0.0
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
@@ -114,6 +116,19 @@ class Supervisor:
                 log_event("drain_timed_out", pid=worker.pid)
                 give_up()
             await _first_of(worker.exited, timeout_s=_DRAIN_LOOK_S)
+
+
+async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
+    """Returns when somebody connects, who is left waiting for the next worker; or when stopping."""
+    knock = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for one in listeners:
+        loop.add_reader(one.socket, knock.set)
+    try:
+        await _first_of(knock, stopping)
+    finally:
+        for one in listeners:
+            loop.remove_reader(one.socket)
 
 
 async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:

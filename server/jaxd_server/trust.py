@@ -13,19 +13,29 @@ def check_trust(options: ServerOptions) -> None:
     """Refuses addresses where strangers could connect; Unix sockets are guarded by their directory.
 
     Raises:
-        CannotListen: when TCP would be open without a token, or beyond this machine in plain text
-            without words that say so.
+        CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
+            machine in plain text without words that say so.
         ConfigurationError: when the token file is missing, empty, or readable by others.
     """
-    tcp = [address for address in options.listen if address.kind == "tcp"]
-    if not tcp and options.token_file is None:
+    open_to_more = [address for address in options.listen if address.needs_token]
+    if not open_to_more and options.token_file is None:
         return
     has_token = options.read_token() is not None
-    for address in tcp:
-        if address.is_loopback:
+    for address in open_to_more:
+        if address.kind == "tls":
+            _check_tls(address, has_token=has_token)
+        elif address.is_loopback:
             _check_loopback(address, options, has_token=has_token)
         else:
             _check_beyond_loopback(address, options, has_token=has_token)
+
+
+def _check_tls(address: Address, *, has_token: bool) -> None:
+    if not has_token:
+        raise CannotListen(
+            f"{address} without a token would let everybody who reaches this machine run code as "
+            "you, if unseen by others. Make a token with `jaxd token`."
+        )
 
 
 def _check_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
@@ -40,8 +50,8 @@ def _check_beyond_loopback(address: Address, options: ServerOptions, *, has_toke
     if not options.insecure_plaintext:
         raise CannotListen(
             f"{address} is reachable from other machines, and the connection is not encrypted: "
-            "whoever sees the traffic can read and change it, and so run code as you. Listen on "
-            "127.0.0.1 and forward the port over ssh, or accept that with --insecure-plaintext."
+            "whoever sees the traffic can read and change it, and so run code as you. Encrypt it "
+            f"(--listen {address._replace(kind='tls')}), or accept that with --insecure-plaintext."
         )
     if not has_token:
         raise CannotListen(

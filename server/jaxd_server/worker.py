@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -44,6 +45,8 @@ def main() -> None:
     worker.stop.wait()
     if worker.outdated:
         tether.tell({"event": "outdated", "changes": worker.outdated})
+    if worker.is_resting:
+        tether.tell({"event": "resting"})
     worker.drain()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,11 +59,13 @@ class Worker:
     Attributes:
         stop: set when the worker is to drain, by its host or by itself.
         outdated: what has changed on disk, when that is why it drains; empty else.
+        is_resting: whether it drains because nobody has needed it.
     """
 
     def __init__(self, options: ServerOptions, epoch: int) -> None:
         self.stop = threading.Event()
         self.outdated: list[str] = []
+        self.is_resting = False
         self._options = options
         self._epoch = epoch
         self._counters = Counters()
@@ -72,7 +77,7 @@ class Worker:
         from jaxd_server.jax_callbacks import have_clients_called_back
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
-        self._parts = Parts(self._options, self._counters, self.report, self.renew)
+        self._parts = Parts(self._options, self._counters, self.report, self.renew, self.rest)
         prepare_for_user_code()
         hear_user_code()
         have_clients_called_back()
@@ -103,6 +108,13 @@ class Worker:
         self.outdated = changes
         self.stop.set()
 
+    def rest(self) -> None:
+        """Ends this worker until somebody needs one."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self.is_resting = True
+        self.stop.set()
+
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""
         return {
@@ -111,6 +123,9 @@ class Worker:
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
+            "machine": machine_id(),
+            "platform": self._parts.platform,
+            "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 
     def report(self, what: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxd_server.device_settings import worker_environment
 from jaxd_server.lines import MAX_LINE_BYTES, encode_line, messages
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
@@ -23,7 +24,7 @@ __all__ = ["State", "WorkerProcess"]
 
 _LAST_WORDS_S = 1.0
 
-State = Literal["starting", "ready", "draining", "dead"]
+State = Literal["starting", "ready", "draining", "resting", "dead"]
 
 
 class WorkerProcess:
@@ -34,6 +35,7 @@ class WorkerProcess:
         pid: its process id.
         exited: set once the process has ended and was collected.
         outdated: set once it has said that it drains because packages have changed on disk.
+        resting: set once it has said that it drains because nobody has needed it.
         snapshot: the last status that it sent; empty before the first.
     """
 
@@ -48,6 +50,7 @@ class WorkerProcess:
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.outdated = asyncio.Event()
+        self.resting = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
@@ -83,7 +86,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
-                env=_environment(options),
+                env=worker_environment(options, os.environ),
                 pass_fds=[theirs.fileno(), *(one.socket.fileno() for one in listeners)],
                 start_new_session=True,
             )
@@ -102,7 +105,7 @@ class WorkerProcess:
     def state(self) -> State:
         """What it is doing, as far as it has said."""
         if self.exited.is_set():
-            return "dead"
+            return "resting" if self.resting.is_set() else "dead"
         if self._draining:
             return "draining"
         return "starting" if self._ready_after_s is None else "ready"
@@ -207,6 +210,10 @@ class WorkerProcess:
                 self._draining = True
                 self.outdated.set()
                 log_event("worker_outdated", pid=self.pid, epoch=self.epoch, changes=changes)
+            case {"event": "resting"}:
+                self._draining = True
+                self.resting.set()
+                log_event("worker_resting", pid=self.pid, epoch=self.epoch)
             case {"answer": int(), "status": dict(status)}:
                 self.snapshot = status
                 if self._answer is not None:
@@ -214,12 +221,6 @@ class WorkerProcess:
                     self._answer = None
             case _:
                 pass  # what a newer worker may say beyond this is not the host's to judge
-
-
-def _environment(options: ServerOptions) -> dict[str, str]:
-    """That of this process; an `auto` server, which nobody asked for, preallocates no memory."""
-    modest = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if options.auto else {}
-    return modest | dict(os.environ)
 
 
 def _argument(

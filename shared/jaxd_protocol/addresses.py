@@ -1,33 +1,44 @@
-"""Where a server listens: `unix:///path` and `tcp://host:port`, parsed once."""
+"""Where a server is: Unix sockets, TCP, TLS and ssh, each written as a URL and parsed once."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import re
+from typing import Final, Literal, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["DEFAULT_TCP_PORT", "Address"]
+__all__ = ["DEFAULT_TCP_PORT", "FORMS", "Address"]
 
 DEFAULT_TCP_PORT = 18861
 """The port that rpyc's own examples use, and the seed of this project with them."""
 
-_FORMS = "use unix:///absolute/path or tcp://host:port"
+FORMS: Final = "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
+
+_PIN: Final = re.compile(r"sha256=([0-9a-fA-F]{64})")
+_WORD: Final = re.compile(r"[^-\s/@:#][^\s/@:#]*")
+"""A host or user as ssh takes it: one that begins with a dash would be an option of ssh."""
 
 
 class Address(NamedTuple):
     """One place where a server can be reached.
 
     Attributes:
-        kind: `"unix"` or `"tcp"`.
-        host: the TCP host, empty for Unix.
-        port: the TCP port (0: any free one, for listeners), 0 for Unix.
-        path: the absolute path of the Unix socket, empty for TCP.
+        kind: `"unix"`, `"tcp"`, `"tls"` (TCP, encrypted) or `"ssh"` (a Unix socket over there).
+        host: the machine; empty for Unix.
+        port: the port (0: any free one, for listeners; for ssh: the one that ssh chooses).
+        path: the absolute path of the Unix socket; empty for TCP, and for ssh where it is to be
+            found over there.
+        user: who logs in with ssh; empty: whom ssh chooses.
+        pin: for TLS the SHA-256 of the server's certificate in 64 hex digits; empty: it is
+            checked by name.
     """
 
-    kind: Literal["unix", "tcp"]
+    kind: Literal["unix", "tcp", "tls", "ssh"]
     host: str = ""
     port: int = 0
     path: str = ""
+    user: str = ""
+    pin: str = ""
 
     @classmethod
     def unix(cls, path: str) -> Address:
@@ -40,33 +51,59 @@ class Address(NamedTuple):
         return cls("tcp", host=host, port=port)
 
     @classmethod
+    def tls(cls, host: str, port: int = DEFAULT_TCP_PORT, pin: str = "") -> Address:
+        """The address of a TCP port where TLS is spoken."""
+        return cls("tls", host=host, port=port, pin=pin)
+
+    @classmethod
     def parse(cls, text: str) -> Address:
-        """Reads `unix:///path` or `tcp://host[:port]` (IPv6 hosts in brackets).
+        """Reads an address; IPv6 hosts stand in brackets.
+
+            unix:///path
+            tcp://host[:port]
+            tls://host[:port][#sha256=FINGERPRINT]
+            ssh://[user@]host[:port][/path]
 
         Raises:
-            ConfigurationError: when the text is neither.
+            ConfigurationError: when the text is none of these.
         """
         scheme, separator, rest = text.strip().partition("://")
         if separator and scheme == "unix" and rest.startswith("/"):
             return cls.unix(rest)
         if separator and scheme == "tcp" and rest:
-            return cls._parse_tcp(text, rest)
-        raise ConfigurationError(f"{text!r} is not an address that jaxd knows; {_FORMS}.")
+            return cls.tcp(*_host_and_port(text, rest, DEFAULT_TCP_PORT))
+        if separator and scheme == "tls" and rest:
+            return cls._parse_tls(text, rest)
+        if separator and scheme == "ssh" and rest:
+            return cls._parse_ssh(text, rest)
+        raise ConfigurationError(f"{text!r} is not an address that jaxd knows; use {FORMS}.")
 
     @classmethod
-    def _parse_tcp(cls, text: str, rest: str) -> Address:
-        bracketed, bracket, tail = rest.partition("]")
-        if bracket:
-            host, port = bracketed.removeprefix("["), tail.removeprefix(":")
-        else:
-            host, _, port = rest.partition(":")
-        if not host or (port and not (port.isascii() and port.isdigit() and int(port) < 65536)):
-            raise ConfigurationError(f"{text!r} has no usable host or port; {_FORMS}.")
-        return cls.tcp(host, int(port) if port else DEFAULT_TCP_PORT)
+    def _parse_tls(cls, text: str, rest: str) -> Address:
+        place, mark, fragment = rest.partition("#")
+        pin = _PIN.fullmatch(fragment.replace(":", ""))  # openssl prints it with colons
+        if mark and pin is None:
+            raise ConfigurationError(
+                f"{text!r} does not name a certificate; use tls://host:port#sha256= and its 64 "
+                "hex digits, as the server prints them when it starts."
+            )
+        host, port = _host_and_port(text, place, DEFAULT_TCP_PORT)
+        return cls.tls(host, port, pin[1].lower() if pin else "")
+
+    @classmethod
+    def _parse_ssh(cls, text: str, rest: str) -> Address:
+        place, slash, path = rest.partition("/")
+        user, at, machine = place.rpartition("@")
+        host, port = _host_and_port(text, machine, 0)
+        if not _WORD.fullmatch(host.replace(":", "")) or (at and not _WORD.fullmatch(user)):
+            raise ConfigurationError(f"{text!r} has no usable user or host; use {FORMS}.")
+        return cls("ssh", host, port, slash + path if path else "", user)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine can reach the address."""
+        if self.kind == "ssh":
+            return False
         if self.kind == "unix" or self.host == "localhost":
             return True
         import ipaddress  # a client's start does not need it
@@ -76,8 +113,32 @@ class Address(NamedTuple):
         except ValueError:
             return False
 
+    @property
+    def is_network(self) -> bool:
+        """Whether what is sent there may cross a network, and so be worth saving."""
+        return self.kind != "unix"
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether both ends prove there that they hold the token."""
+        return self.kind in ("tcp", "tls")
+
     def __str__(self) -> str:
         if self.kind == "unix":
             return f"unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        if self.kind == "ssh":
+            user = f"{self.user}@" if self.user else ""
+            return f"ssh://{user}{host}{f':{self.port}' if self.port else ''}{self.path}"
+        return f"{self.kind}://{host}:{self.port}{f'#sha256={self.pin}' if self.pin else ''}"
+
+
+def _host_and_port(text: str, rest: str, default: int) -> tuple[str, int]:
+    bracketed, bracket, tail = rest.partition("]")
+    if bracket:
+        host, port = bracketed.removeprefix("["), tail.removeprefix(":")
+    else:
+        host, _, port = rest.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and int(port) < 65536)):
+        raise ConfigurationError(f"{text!r} has no usable host or port; use {FORMS}.")
+    return host, int(port) if port else default

@@ -34,6 +34,7 @@ __all__ = [
     "ResultError",
     "ServerDraining",
     "ServerStartFailed",
+    "SharedDeviceWarning",
     "SkewWarning",
     "TracedReadWarning",
     "TracerError",
@@ -265,6 +266,10 @@ class TracedReadWarning(UserWarning):
 
 class UnsharedWarning(UserWarning):
     """A function reaches something that cannot be part of a key: no other process can share it."""
+
+
+class SharedDeviceWarning(UserWarning):
+    """This process uses the accelerator that a server on the same machine uses."""
 
 
 class SkewWarning(UserWarning):

@@ -21,10 +21,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
 from jaxd_protocol.peers import Peer, check_versions, this_end
@@ -32,6 +31,7 @@ from jaxd_protocol.peers import Peer, check_versions, this_end
 __all__ = [
     "MAGIC",
     "Guest",
+    "Line",
     "Transcript",
     "finish_greeting",
     "greet_client",
@@ -48,6 +48,16 @@ _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
 
 Message = dict[str, Any]
+
+
+class Line(Protocol):
+    """What a handshake is spoken over: a connected socket, with TLS or without."""
+
+    def recv(self, count: int, flags: int = 0, /) -> bytes:
+        """Up to so many bytes; empty at the end."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Sends all of them."""
 
 
 class Transcript:
@@ -80,14 +90,14 @@ def _fresh_nonce() -> str:
     return os.urandom(16).hex()
 
 
-def send_message(sock: socket.socket, message: Message, transcript: Transcript) -> None:
+def send_message(sock: Line, message: Message, transcript: Transcript) -> None:
     """Sends one message and adds it to the transcript."""
     data = json.dumps(message, separators=(",", ":")).encode()
     transcript.add(data)
     sock.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_message(sock: socket.socket, transcript: Transcript) -> Message:
+def receive_message(sock: Line, transcript: Transcript) -> Message:
     """Receives one message and adds it to the transcript.
 
     Raises:
@@ -108,7 +118,7 @@ def receive_message(sock: socket.socket, transcript: Transcript) -> Message:
     return message
 
 
-def _receive(sock: socket.socket, count: int) -> bytes:
+def _receive(sock: Line, count: int) -> bytes:
     data = b""
     while len(data) < count:
         part = sock.recv(count - len(data))
@@ -119,7 +129,7 @@ def _receive(sock: socket.socket, count: int) -> bytes:
 
 
 def greet_server(
-    sock: socket.socket, versions: Mapping[str, str], token: str | None, session: str | None
+    sock: Line, versions: Mapping[str, str], token: str | None, session: str | None
 ) -> Message:
     """The client's side: returns the server's last message (`peer` added as a `Peer`).
 
@@ -189,7 +199,7 @@ class Guest(NamedTuple):
 
 
 def greet_client(
-    sock: socket.socket, versions: Mapping[str, str], token: str | None, principal: str
+    sock: Line, versions: Mapping[str, str], token: str | None, principal: str
 ) -> tuple[Guest, Transcript]:
     """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
 
@@ -229,7 +239,7 @@ def greet_client(
 
 
 def finish_greeting(
-    sock: socket.socket,
+    sock: Line,
     versions: Mapping[str, str],
     token: str | None,
     said: Transcript,
@@ -240,6 +250,6 @@ def finish_greeting(
     send_message(sock, {**this_end(versions).to_message(), **proof, **welcome}, said)
 
 
-def refuse(sock: socket.socket, kind: type[Exception], text: str) -> None:
+def refuse(sock: Line, kind: type[Exception], text: str) -> None:
     """Tells a client, in place of a welcome, why it is dropped."""
     send_message(sock, {"error": kind.__name__, "text": text}, Transcript())

@@ -79,6 +79,7 @@ def check_versions(client: Peer, server: Peer) -> None:
         raise VersionMismatch(
             f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
             f"bytecode, so both need the same minor version. Start a server with Python {ours} "
-            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve), "
-            f"or run the client with Python {theirs}."
+            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve, or in "
+            f"a container: docker run --publish 18861:18861 --volume jaxd:/var/lib/jaxd "
+            f"jaxd:py{ours}), or run the client with Python {theirs}."
         )

@@ -1,6 +1,7 @@
 """The secret that both ends prove to hold before a byte is unpickled: where it is, how it is read.
 
-A token file is as good as code execution on the server, so it is 0600 and is refused otherwise.
+A token file is as good as code execution on the server, so it is 0600 and is refused otherwise. But
+one that belongs to root may be readable by a group: so Kubernetes and systemd hand out secrets.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ def read_token_file(path: str) -> str:
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
             token = file.read(_MAX_TOKEN_BYTES + 1).strip()
     except OSError as error:
         raise ConfigurationError(
             f"cannot read the token file {path}: {error.strerror}. "
             f"Make one with: jaxd token --file {path}"
         ) from error
-    if os.name == "posix" and mode & 0o077:  # elsewhere the mode says nothing
+    too_much = 0o037 if status.st_uid == 0 else 0o077
+    if os.name == "posix" and mode & too_much:  # elsewhere the mode says nothing
         raise ConfigurationError(
             f"others can read the token file {path} (mode {mode:04o}), so it is no secret. "
             f"Run: chmod 600 {path}   (and make a new one with --force if it was ever shared)."

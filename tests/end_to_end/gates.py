@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.another_server import own_server_needed
+
 __all__ = ["Gate", "advice", "in_thread", "stop_at", "stop_when_run", "wait_until"]
 
 R = TypeVar("R")
@@ -24,6 +26,7 @@ class Gate:
     """
 
     def __init__(self, path: Path) -> None:
+        own_server_needed()  # another one may not see our files
         os.mkfifo(path)
         self.path = str(path)
 

@@ -18,6 +18,8 @@ from tests.end_to_end.gates import advice
 from tests.end_to_end.terminals import OnTerminal
 from tests.live_server import source_environment
 
+pytestmark = pytest.mark.own_server  # each starts its own
+
 CALL = """
 from jaxd import persistent_call
 

@@ -7,9 +7,12 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxd import Client
 from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.counts_builds
 
 FRESH = """
 import json, sys

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)  # five processes, and the server's two
+pytestmark = [
+    pytest.mark.own_server,  # it starts its own
+    pytest.mark.timeout(180),  # five processes, and the server's two
+]
 
 pytest.importorskip("sklearn", reason="the demo extra is not installed")
 pytest.importorskip("matplotlib", reason="the demo extra is not installed")

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from tests.identity.projects import write
 from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.counts_builds
 
 LAYERS = """
 RATE = {rate}
@@ -22,6 +26,8 @@ class Layer:
 MAIN = """
 import json, sys
 import layers
+import pytest
+
 from jaxd import persistent_call, statistics
 
 @persistent_call

@@ -168,6 +168,7 @@ def test_a_warning_can_be_an_error(client: Client) -> None:
     np.testing.assert_array_equal(f(X), X / 2)
 
 
+@pytest.mark.counts_builds
 def test_log_compiles(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """Says what is compiled of this call, where it is set and when something is."""
 

@@ -16,6 +16,8 @@ from tests.end_to_end.counting import BUILT, LOADED, WARM, costs, records
 from tests.end_to_end.steps import SHARED
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.counts_builds
+
 StartLive = Callable[..., LiveServer]
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32)

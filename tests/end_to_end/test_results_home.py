@@ -12,6 +12,8 @@ import pytest
 from tests.identity.projects import needs
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.counts_builds
+
 START = """
 import sys, json
 import jax, jax.numpy as jnp, numpy as np

@@ -74,6 +74,7 @@ def test_the_status_command_while_a_function_is_being_traced(
     call.result()
 
 
+@pytest.mark.own_server  # its host is asked
 def test_the_status_command_says_what_was_paid_and_saved(live: LiveServer, client: Client) -> None:
     """The seconds, what is in memory, and what is on disk; the names are those of `statistics`."""
     client.persistent_call(lambda x: x * 2)(1.0)

@@ -16,6 +16,8 @@ from jaxd import Client
 from jaxd_protocol.addresses import Address
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.own_server  # they know no TLS and no token
+
 
 @contextmanager
 def stock(live: LiveServer) -> Iterator[Any]:

@@ -20,6 +20,8 @@ from jaxd import Client, connect
 from jaxd.errors import ArgumentError
 from tests.live_server import LiveServer
 
+pytestmark = pytest.mark.counts_builds
+
 StartLive = Callable[..., LiveServer]
 
 TRAIN = """

@@ -23,7 +23,10 @@ from tests.live_server import LiveServer
 StartLive = Callable[..., LiveServer]
 
 # Many programs of one function are what is wanted here.
-pytestmark = pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice")
+pytestmark = [
+    pytest.mark.counts_builds,
+    pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice"),
+]
 
 FORKS = """
 import os, traceback

@@ -37,7 +37,7 @@ def served(live: LiveServer) -> Iterator[LiveServer]:
 def dial(address: str) -> socket.socket:
     """A plain socket to a server."""
     place = Address.parse(address)
-    if place.kind == "tcp":
+    if place.needs_token:
         return socket.create_connection((place.host, place.port), 30)
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(30)
@@ -169,6 +169,7 @@ def serve(runtime: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
+        ((), "--listen tls://0.0.0.0:0"),
         ((), "--insecure-plaintext"),
         (("--allow-unauthenticated-loopback",), "--insecure-plaintext"),
         (("--insecure-plaintext",), "jaxd token"),
@@ -242,11 +243,11 @@ GARBAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+@pytest.mark.parametrize("scheme", ["unix", "tcp", "tls"])
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage(served: LiveServer, name: str, scheme: str) -> None:
     """The server hangs up, and goes on."""
-    with dial(served.unix if scheme == "unix" else served.tcp) as sock:
+    with dial(getattr(served, scheme)) as sock:
         try:
             sock.sendall(GARBAGE[name])
             sock.shutdown(socket.SHUT_WR)

@@ -15,6 +15,8 @@ import pytest
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
 
+pytestmark = pytest.mark.counts_builds
+
 UTILS = "def normalize(x):\n    return x / 2\n"
 TRAIN = """
 import numpy as np

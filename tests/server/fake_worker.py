@@ -5,6 +5,7 @@ epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
 
     fail    write two lines and exit with 3 before it is ready
     outdated  say to the first caller that packages have changed, and end, in epoch 1
+    resting say to the first caller that nobody needs it, and end, in epoch 1
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
 """
 
@@ -58,6 +59,9 @@ class FakeWorker:
         self.held.append(caller)
         if self.mode == "outdated" and self.epoch == 1:
             self.say({"event": "outdated", "changes": ["optax was changed from 1 to 2"]})
+            self.draining = True
+        if self.mode == "resting" and self.epoch == 1:
+            self.say({"event": "resting"})
             self.draining = True
         with suppress(ConnectionError):  # it only wanted to know whether we answer
             caller.sendall(json.dumps({"epoch": self.epoch, "pid": os.getpid()}).encode() + b"\n")

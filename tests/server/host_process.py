@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from tests.another_server import own_server_needed
+
 _PATIENCE_S = 10.0
 
 FAKE_HOST = str(Path(__file__).with_name("fake_host.py"))
@@ -26,6 +28,7 @@ class HostProcess:
         stderr: int | IO[bytes] = subprocess.PIPE,
         **environment: str,
     ) -> None:
+        own_server_needed()
         self.said: list[str] = []
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-P", FAKE_HOST, "--log-format", "json", *arguments],

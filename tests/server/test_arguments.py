@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,9 @@ def test_sizes_may_have_a_unit(runtime: Path, text: str, size: int) -> None:
         (["--principal-share", "1.5"], "is not a share such as 0.5"),
         (["--map-share", "nan"], "is not a share such as 0.5"),
         (["--map-share", "half"], "is not a share such as 0.5"),
+        (["--devices", "0,x"], "is not a list of GPUs such as 0,1"),
+        (["--devices", "1,1"], "names a GPU twice"),
+        (["--device-memory-fraction", "1.2"], "is not a share such as 0.5"),
         (["--nonsense"], "unrecognized arguments"),
     ],
 )
@@ -56,6 +61,33 @@ def test_a_usage_error_is_one_line_and_exits_with_2(
     assert reason in said
     assert said.startswith("jaxd: ")
     assert said.endswith("See: jaxd serve --help\n")
+
+
+def test_other_users_can_be_let_in(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By number or name; they travel to the worker."""
+    found = parse_arguments(["--allow-uid", "1000", "--allow-uid", "root"])
+    assert found.allow_uids == (1000, 0)
+    assert ServerOptions.from_json(json.loads(json.dumps(found.to_json()))) == found
+    with pytest.raises(SystemExit):
+        parse_arguments(["--allow-uid", "no-such-user"])
+    assert "no user 'no-such-user'" in capsys.readouterr().err
+
+
+def test_tls_can_be_said(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files are absolute, since the worker may run in another folder."""
+    words = ["--tls-cert", "a.pem", "--tls-key", "a.key", "--advertise", "gpu:443"]
+    found = parse_arguments(["--listen", "tls://0.0.0.0:1", *words])
+    assert found.listen == (Address.tls("0.0.0.0", 1),)
+    assert (found.tls_cert, found.tls_key) == (os.path.abspath("a.pem"), os.path.abspath("a.key"))
+    assert found.advertise == "gpu:443"
+    for wrong in (
+        ["--listen", "ssh://host"],
+        ["--listen", f"tls://h:1#sha256={'0' * 64}"],
+        ["--advertise", "gpu:x"],
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong)
+    assert "an address for clients" in capsys.readouterr().err
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,3 +145,14 @@ def test_where_functions_are_traced_can_be_said(runtime: Path) -> None:
     assert parse_arguments(["--trace-in", "tracer"]).trace_in == "tracer"
     with pytest.raises(SystemExit):
         parse_arguments(["--trace-in", "elsewhere"])
+
+
+def test_devices_and_their_memory_can_be_said(runtime: Path) -> None:
+    """By default that is left to jax and its variables."""
+    words = "--devices 0,GPU-8f6a --device-memory-fraction 0.4 --no-preallocate"
+    options = parse_arguments(words.split())
+    assert options.devices == "0,GPU-8f6a"
+    assert options.device_memory_fraction == 0.4
+    assert options.preallocate is False
+    assert parse_arguments(["--preallocate"]).preallocate is True
+    assert parse_arguments([]).preallocate is None

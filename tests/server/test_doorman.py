@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.certificates import client_context, server_context
 from jaxd_protocol.errors import AuthenticationFailed, ProtocolError, VersionMismatch
 from jaxd_protocol.handshake import (
     MAGIC,
@@ -19,12 +20,15 @@ from jaxd_protocol.handshake import (
     send_message,
 )
 from jaxd_protocol.peers import this_end
+from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server import doorman as module
 from jaxd_server.doorman import Admitted, Doorman, peer_uid
+from tests.certificates import authority
 from tests.server.staging import PATIENCE_S
 
 UNIX = Address.unix("/run/jaxd/s.sock")
 TCP = Address.tcp("127.0.0.1", 1)
+TLS = Address.tls("127.0.0.1", 1)
 TOKEN = "the token"
 
 Pair = tuple[socket.socket, socket.socket]
@@ -148,7 +152,16 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
     meeting = Meeting(unix, doorman(UNIX, uid=1234), with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
+    assert "--allow-uid 4321" in str(meeting.server)
     assert str(meeting.client) == str(meeting.server)
+
+
+def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, as somebody of their own: nobody else's session or values are theirs."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
+    keeper = Doorman(UNIX, None, 1234, False, {"jax": "1"}, guests=[99, 4321])
+    meeting = Meeting(unix, keeper, with_token(None))
+    assert meeting.server.principal == "uid:4321"
 
 
 def test_a_stock_client_of_another_user_is_dropped(
@@ -224,7 +237,7 @@ def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> Non
 def test_a_stock_client_may_come_over_a_unix_socket(unix: Pair) -> None:
     """What it sent is still there to be read."""
     meeting = Meeting(unix, doorman(UNIX), saying(STOCK))
-    assert meeting.server == Admitted(f"uid:{os.getuid()}")
+    assert meeting.server == Admitted(unix[1], f"uid:{os.getuid()}")
     assert unix[1].recv(100) == STOCK
 
 
@@ -238,7 +251,7 @@ def test_a_stock_client_may_not_come_over_tcp(tcp: Pair) -> None:
 def test_a_stock_client_may_come_over_an_open_loopback(tcp: Pair) -> None:
     """As the client of many examples does."""
     meeting = Meeting(tcp, doorman(TCP, stock=True), saying(STOCK))
-    assert meeting.server == Admitted("anonymous@127.0.0.1")
+    assert meeting.server == Admitted(tcp[1], "anonymous@127.0.0.1")
 
 
 def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
@@ -343,3 +356,86 @@ def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.M
     """They are all the same user's."""
     monkeypatch.setattr(module, "MAX_STRANGERS", 0)
     assert Meeting(unix, doorman(UNIX), with_token(None)).client["session"] == "s"
+
+
+# TLS ----------------------------------------------------------------------------------------------
+
+
+def secured(token: str | None = TOKEN, *, stock: bool = False) -> Doorman:
+    """One for TLS."""
+    return Doorman(TLS, token, os.getuid(), stock, {"jax": "1"}, tls=server_context(*authority()))
+
+
+def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
+    """A client that shakes hands over TLS first."""
+
+    def come(sock: socket.socket) -> Any:
+        line = TlsSocket(sock, client_context(pinned=True))
+        line.settimeout(PATIENCE_S)
+        line.do_handshake()
+        return then(line)
+
+    return come
+
+
+def test_a_client_comes_over_tls(tcp: Pair) -> None:
+    """With the token all the same; the rest is spoken over TLS."""
+    versions = {"numpy": "2"}
+
+    def client(line: TlsSocket) -> Any:
+        return greet_server(line, versions, TOKEN, None)
+
+    keeper = secured()
+
+    class Finishing(Doorman):
+        def admit(self, sock: socket.socket) -> Admitted:
+            admitted = keeper.admit(sock)
+            assert admitted.said is not None
+            finish_greeting(admitted.line, {}, admitted.token, admitted.said, {"session": "s"})
+            return admitted
+
+    meeting = Meeting(tcp, Finishing(TLS, TOKEN, 0, False, {}), over_tls(client))
+    assert isinstance(meeting.server.line, TlsSocket)
+    assert meeting.server.principal.startswith("token:")
+    assert meeting.client["session"] == "s"
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
+    """Encryption says nothing about who speaks; loopback does not matter either."""
+    meeting = Meeting(
+        tcp, secured(stock=stock), over_tls(lambda line: greet_server(line, {}, "x", None))
+    )
+    assert isinstance(meeting.server, AuthenticationFailed)
+    assert isinstance(meeting.client, AuthenticationFailed)
+
+
+def test_without_a_token_nobody_comes_over_tls(tcp: Pair) -> None:
+    """Also when somebody forgot to look at the start."""
+    meeting = Meeting(tcp, secured(None), over_tls(lambda line: greet_server(line, {}, None, None)))
+    assert isinstance(meeting.server, AuthenticationFailed)
+    assert isinstance(meeting.client, Exception)
+
+
+def test_a_client_without_tls_is_told(tcp: Pair) -> None:
+    """In plain text, which is what it understands; nothing else is said to it."""
+    meeting = Meeting(tcp, secured(), lambda sock: greet_server(sock, {}, TOKEN, None))
+    assert "tls://" in str(meeting.client)
+    assert isinstance(meeting.client, AuthenticationFailed)
+
+
+def test_somebody_else_who_speaks_tls_is_dropped(tcp: Pair) -> None:
+    """As a browser."""
+    meeting = Meeting(
+        tcp, secured(), over_tls(lambda line: line.sendall(b"GET / HTTP/1.1\r\n\r\n"))
+    )
+    assert isinstance(meeting.server, ProtocolError)
+
+
+def test_a_peer_that_trickles_tls_is_not_waited_for(
+    tcp: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is for the handshakes of TLS and of jaxd together."""
+    monkeypatch.setattr(module, "GREETING_S", 0.2)
+    meeting = Meeting(tcp, secured(), lambda sock: sock.sendall(b"\x16\x03\x01\x02"))
+    assert isinstance(meeting.server, TimeoutError)

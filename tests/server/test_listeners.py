@@ -44,6 +44,45 @@ def test_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
         pass
 
 
+def mode_of(path: Path) -> int:
+    """Who may do what with it."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_socket_for_others_can_be_reached_and_not_replaced(runtime: Path) -> None:
+    """Its folder can be entered and not changed; what lies beside it stays our own."""
+    folder = runtime / "shared"
+    ours, theirs = folder / "s.sock.control", folder / "s.sock"
+    with (
+        listening_on([unix(theirs)], for_others=True),
+        listening_on([unix(ours)], beside_others=True),
+    ):
+        assert [mode_of(path) for path in (folder, theirs, ours)] == [0o711, 0o666, 0o600]
+    with listening_on([unix(runtime / "own" / "s.sock")]):
+        assert mode_of(runtime / "own" / "s.sock") == 0o600
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o777, "can change"), (0o700, "have to enter")])
+def test_a_folder_that_is_not_fit_for_others_is_refused(
+    runtime: Path, mode: int, words: str
+) -> None:
+    """With the command that makes it fit."""
+    folder = runtime / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    with (
+        pytest.raises(CannotListen, match=f"{words}.*chmod 711 {folder}"),
+        listening_on([unix(folder / "s.sock")], for_others=True),
+    ):
+        pass
+    (runtime / "file").touch()
+    with (
+        pytest.raises(CannotListen, match="cannot make the directory"),
+        listening_on([unix(runtime / "file" / "folder" / "s.sock")], for_others=True),
+    ):
+        pass
+
+
 def test_the_socket_of_a_dead_server_is_replaced(runtime: Path) -> None:
     """A crash does not have to be cleaned up by hand."""
     path = runtime / "server.sock"

@@ -50,12 +50,16 @@ def test_without_proc_there_is_neither_pressure_nor_size(monkeypatch: pytest.Mon
     assert machine_bytes() > 0
 
 
+@pytest.mark.parametrize("name", ["memory.max", "memory.limit_in_bytes"])
 def test_the_memory_of_a_container_is_what_it_may_have(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Not that of the machine around it; without a limit of its own, that."""
-    file = os.path.join(str(tmp_path), "memory.max")
-    monkeypatch.setattr(module, "_CGROUP_LIMIT", file)
+    """Not that of the machine around it; without a limit of its own, that. In both versions."""
+    names = [path.rpartition("/")[2] for path in module._CGROUP_LIMITS]
+    assert name in names
+    files = tuple(os.path.join(str(tmp_path), each) for each in names)
+    monkeypatch.setattr(module, "_CGROUP_LIMITS", files)
+    file = os.path.join(str(tmp_path), name)
     whole = machine_bytes()
     for text, expected in (("1048576\n", 1 << 20), ("max\n", whole), (f"{whole * 2}\n", whole)):
         with open(file, "w", encoding="ascii") as written:

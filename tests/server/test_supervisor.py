@@ -46,6 +46,40 @@ def test_a_worker_that_is_outdated_is_replaced_at_once(
     assert greeting(path)["epoch"] == 2
 
 
+def test_a_worker_that_rests_is_replaced_when_somebody_comes(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Not before; who comes waits a moment. Meanwhile the server says so, and can be stopped."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="resting")
+    host.wait_until_ready()
+    assert greeting(path)["epoch"] == 1
+    assert (host.wait_for("worker_exited")["restart_in_s"]) == 0.0
+    status = ask(path + ".control", ask="status")
+    assert status["worker_state"] == "resting"
+    assert (status["host"]["worker_pid"], status["host"]["epoch"]) == (None, 1)
+    assert greeting(path)["epoch"] == 2
+    host.wait_for("worker_ready")
+    assert ask(path + ".control", ask="status")["worker_state"] == "ready"
+
+
+def test_a_server_whose_worker_rests_can_be_stopped(start_host: StartHost, runtime: Path) -> None:
+    """And stops by itself after its time, as if the idle worker were there."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="resting")
+    host.wait_until_ready()
+    greeting(path)
+    host.wait_for("worker_exited")
+    host.signal(signal.SIGTERM)
+    assert host.wait()[0] == 0
+    words = ("--listen", f"unix://{path}", "--idle-timeout-s", "0.3")
+    host = start_host(*words, FAKE_WORKER="resting")
+    host.wait_until_ready()
+    greeting(path)
+    host.wait_for("idle")
+    assert host.wait()[0] == 0
+
+
 def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:
     """After five attempts: exit code 1, and the worker's own words in the error."""
     host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="fail")

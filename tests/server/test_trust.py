@@ -56,6 +56,14 @@ def test_beyond_loopback_no_flag_replaces_the_token(runtime: Path) -> None:
         )
 
 
+def test_tls_needs_a_token_on_every_address(token_file: str) -> None:
+    """It hides what is said, not from whom."""
+    for address in (Address.tls("127.0.0.1", 0), Address.tls("0.0.0.0", 0)):
+        with pytest.raises(CannotListen, match="`jaxd token`"):
+            check_trust(ServerOptions(listen=(address,), insecure_plaintext=True))
+        check_trust(ServerOptions(listen=(address,), token_file=token_file))
+
+
 def test_a_token_file_that_others_can_read_is_refused(token_file: str) -> None:
     """Also when only a Unix socket is opened: who named a file wants it to work."""
     Path(token_file).chmod(0o644)

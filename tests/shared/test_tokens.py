@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -61,13 +62,35 @@ def test_a_missing_file_says_how_to_make_it(path: Path) -> None:
         read_token_file(str(path))
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_file_that_others_can_read_is_refused(path: Path, mode: int) -> None:
+def owned_by(owner: int, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file that is looked at has this owner and mode."""
+    real = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        seen = real(descriptor)
+        return os.stat_result((stat.S_IFREG | mode, *seen[1:4], owner, *seen[5:]))
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode"), [(7, 0o640), (7, 0o604), (0, 0o604), (0, 0o644), (0, 0o660)]
+)
+def test_a_file_that_others_can_read_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int
+) -> None:
     """With the command that mends it."""
     write_token_file(str(path))
-    path.chmod(mode)
+    owned_by(owner, mode, monkeypatch)
     with pytest.raises(ConfigurationError, match=f"chmod 600 {path}"):
         read_token_file(str(path))
+
+
+def test_root_may_hand_a_secret_to_a_group(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how a pod with `fsGroup`, or a unit with `LoadCredential`, gets it."""
+    token = write_token_file(str(path))
+    owned_by(0, 0o440, monkeypatch)
+    assert read_token_file(str(path)) == token
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"a\nb", b"\x00", b"x" * 5000])

@@ -10,12 +10,12 @@ from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd.settings import Settings
 
 if TYPE_CHECKING:
-    from jaxd.checks import Check
+    from jaxd.doctor import Check
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
 SUMMARY = "look for the usual causes of trouble"
-EXAMPLE = "jaxd doctor --server tcp://gpu-host:18861"
+EXAMPLE = "jaxd doctor --server tls://gpu-host:18861#sha256=…"
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -28,9 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was found; 0 when nothing is bad, 1 when something is. Starts no server."""
-    from jaxd.checks import all_checks  # slow to import, and the other commands do not need it
+    from jaxd import doctor  # slow to import, and the other commands do not need it
 
-    checks = all_checks(Settings.resolve(server=arguments.server))
+    checks = doctor.examine(doctor.Situation(Settings.resolve(server=arguments.server)))
     bad = [check for check in checks if check.state == "bad"]
     if arguments.json:
         print_json({"healthy": not bad, "checks": [asdict(check) for check in checks]})

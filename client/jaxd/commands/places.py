@@ -21,8 +21,8 @@ def add_server_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="ADDRESS",
-        help="unix:///path or tcp://host:port (default: JAXD_SERVER, the config file, or the "
-        "local server of this environment)",
+        help="unix:///path, tcp://host:port, tls://host:port or ssh://user@host (default: "
+        "JAXD_SERVER, the config file, or the local server of this environment)",
     )
 
 

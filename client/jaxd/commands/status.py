@@ -24,6 +24,9 @@ EXAMPLE = "jaxd status --json"
 
 Report = Mapping[str, Any]
 
+_ANSWERS = ("ready", "busy", "resting")
+"""States of a worker in which calls are answered, if not at once."""
+
 _ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
 
 
@@ -31,10 +34,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add_server_option(parser)
     add_json_option(parser)
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="fail when no call would be answered now: while a worker starts, or the server stops",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report: 0 when a server runs, 3 when none does.
+
+    With `--ready`, 1 when it runs and would answer no call.
 
     Raises:
         JaxdError: when one runs but does not tell us, such as for a wrong token.
@@ -48,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER
+    if arguments.ready and report["worker_state"] not in _ANSWERS:
+        print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -92,6 +105,8 @@ def _state(report: Report) -> str:
     state: str = report["worker_state"]
     if state == "busy":
         return f"busy: no word from the worker for {duration(report['worker_silent_s'])}"
+    if state == "resting":
+        return "resting: the device is given back until the next call"
     return state
 
 

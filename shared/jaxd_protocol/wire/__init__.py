@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxd_protocol.wire.channel import BulkChannel
 from jaxd_protocol.wire.connection import BulkConnection, Value
 from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
-from jaxd_protocol.wire.stream import BulkStream, tune_socket
+from jaxd_protocol.wire.stream import BulkStream, stream_over, tune_socket
 
 __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
@@ -14,5 +14,6 @@ __all__ = [
     "BulkStream",
     "Frame",
     "Value",
+    "stream_over",
     "tune_socket",
 ]

@@ -36,7 +36,7 @@ class BulkChannel(Channel):  # type: ignore[misc]
     ) -> None:
         super().__init__(stream, compress=False)
         self.reader = FrameReader(stream.receive_into, max_frame_bytes, admit, stream.arrivals)
-        self.writer = FrameWriter(stream.send_some, max_frame_bytes)
+        self.writer = FrameWriter(stream.send_some, max_frame_bytes, stream.flush)
 
     def send(
         self, data: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()

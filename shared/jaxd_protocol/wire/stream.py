@@ -11,16 +11,31 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rpyc.core.stream import SocketStream
 
 from jaxd_protocol.errors import InternalError, ProtocolError
 from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
 
-__all__ = ["BulkStream", "tune_socket"]
+if TYPE_CHECKING:
+    from jaxd_protocol.wire.tls_socket import TlsSocket
+
+__all__ = ["BulkStream", "stream_over", "tune_socket"]
 
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
+
+
+def stream_over(line: socket.socket | TlsSocket) -> BulkStream:
+    """A stream for calls over a connection that is past its handshakes: tuned, without timeout."""
+    if isinstance(line, socket.socket):
+        tune_socket(line)
+        return BulkStream(line)
+    from jaxd_protocol.wire.tls_stream import TlsStream  # most connections need no TLS
+
+    line.settimeout(None)
+    tune_socket(line.raw)
+    return TlsStream(line)
 
 
 def tune_socket(sock: socket.socket) -> None:
@@ -154,6 +169,9 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         except OSError as error:
             self.close()
             raise EOFError(f"connection lost: {error}") from error
+
+    def flush(self) -> None:
+        """Sends what `send_some` counted and an interrupt kept here: nothing, without TLS."""
 
     def abandon(self) -> None:
         """Forgets the socket without a word to the peer: for the child of a fork.

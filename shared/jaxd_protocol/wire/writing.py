@@ -40,12 +40,16 @@ class FrameWriter:
         send_some: sends a part of the views, with some descriptors, and appends the count to a
             list; raises `EOFError` when the connection broke.
         max_frame_bytes: larger messages are refused before anything is sent.
+        flush: sends what `send_some` counted and has not sent, when it was interrupted.
     """
 
-    def __init__(self, send_some: SendSome, max_frame_bytes: int) -> None:
+    def __init__(
+        self, send_some: SendSome, max_frame_bytes: int, flush: Callable[[], None] = lambda: None
+    ) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.bytes_sent = 0
         self._send_some = send_some
+        self._flush = flush
         self._lock = threading.Lock()  # guards the socket's sending side and `_open`
         self._open: Span | None = None  # the frame that is going out
 
@@ -92,7 +96,7 @@ class FrameWriter:
         except EOFError:
             raise
         except BaseException:
-            if 0 < span.moved < span.total:
+            if span.moved and self._open is span:
                 # its rest has to go out before anything else, also when nothing else is sent;
                 # the interrupted thread should not have to wait for that
                 threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True).start()
@@ -116,6 +120,7 @@ class FrameWriter:
         # a system call returns when all is sent, or in an interrupt: smaller steps show progress
         while rest := span.rest() if span.total <= _STEP_BYTES else span.next(_STEP_BYTES):
             self._send_some(rest, span.counts, () if span.counts else span.descriptors)
+        self._flush()
         self.bytes_sent += span.total
         self._open = None
 

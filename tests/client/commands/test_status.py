@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -59,6 +59,26 @@ def test_a_worker_that_hangs_is_reported(
     os.kill(worker_pid, signal.SIGSTOP)
     assert main(["status"]) == 0
     assert "busy: no word from the worker for 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("ready", 0), ("busy", 0), ("resting", 0), ("starting", 1), ("dead", 1), ("draining", 1)],
+)
+def test_whoever_waits_for_the_server_is_told_when_it_answers(
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    code: int,
+) -> None:
+    """A worker that computes answers, though late; without `--ready` any state will do."""
+    report: dict[str, Any] = {"host": None, "worker": {}, "worker_state": state}
+    report["worker_silent_s"] = 1.0
+    monkeypatch.setattr(status, "ask", lambda *_: report)
+    assert main(["status", "--ready"]) == code
+    assert (f"answers no call: {state}" in capsys.readouterr().err) == bool(code)
+    assert main(["status"]) == 0
 
 
 def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

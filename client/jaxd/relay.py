@@ -1,0 +1,116 @@
+"""A server's Unix socket at the end of a pipe: stdin and stdout become the connection.
+
+Runs where the server is: as `jaxd relay`, and as the program that `ssh://` addresses hand to Python
+over there. So it stands alone: nothing but the standard library, of Python 3.7 or later.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import sys
+import threading
+
+CONNECTED = "jaxd-relay: connected"
+"""The line that comes before the first byte of the server; others may come before it."""
+
+REFUSED = "jaxd-relay: no: "
+"""How the line begins that comes in its place; the reason follows."""
+
+_PIECE = 1 << 16
+
+
+def main(path: str = "") -> int:
+    """Connects stdin and stdout with a server of this machine until one of both ends.
+
+    Args:
+        path: its Unix socket; empty: that of the only server of this user that runs.
+
+    Returns:
+        0 when it was connected, else 1.
+    """
+    try:
+        sock = _connected(path or _only_socket())
+    except (LookupError, OSError) as error:
+        _write((REFUSED + str(error).replace("\n", " ") + "\n").encode())
+        return 1
+    _write((CONNECTED + "\n").encode())
+    threading.Thread(target=_upwards, args=(sock,), daemon=True).start()
+    try:
+        while True:
+            data = sock.recv(_PIECE)
+            if not data:
+                return 0
+            _write(data)
+    except OSError:  # one of both is gone
+        return 0
+
+
+def _upwards(sock: socket.socket) -> None:
+    try:
+        while True:
+            data = os.read(0, _PIECE)
+            if not data:
+                sock.shutdown(socket.SHUT_WR)
+                return
+            sock.sendall(data)
+    except OSError:  # the server is gone, and with it what this process is for
+        os._exit(0)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        reason = "%s: %s" % (path, error.strerror)  # noqa: UP031  as short as it can be
+        raise OSError(reason) from error
+    return sock
+
+
+def _only_socket() -> str:
+    """The one of the first folder in which a server runs.
+
+    Raises:
+        LookupError: when there is none, or more than one.
+    """
+    for folder in _folders():
+        found = glob.glob(os.path.join(folder, "*", "server.sock"))
+        running = sorted(path for path in found if _is_ours(path) and _answers(path))
+        if len(running) > 1:
+            raise LookupError("several servers run here; name one: " + " ".join(running))
+        if running:
+            return running[0]
+    raise LookupError("no server of this user runs here; start one there: jaxd start")
+
+
+def _folders() -> list[str]:
+    """Where `jaxd start` may have put its sockets; see `jaxd_protocol.paths`."""
+    uid = os.getuid()
+    bases = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run/user/%d" % uid]  # noqa: UP031
+    return [*(os.path.join(base, "jaxd") for base in bases if base), "/tmp/jaxd-%d" % uid]  # noqa: S108, UP031
+
+
+def _is_ours(path: str) -> bool:
+    status = os.stat(os.path.dirname(path))
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def _answers(path: str) -> bool:
+    try:
+        _connected(path).close()
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))

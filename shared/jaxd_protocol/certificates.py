@@ -1,0 +1,125 @@
+"""What TLS connections are made with: contexts for both ends, and fingerprints of certificates.
+
+Only TLS 1.3: both ends are ours, and older ones would bring nothing but their faults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ssl
+
+from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
+
+__all__ = [
+    "certificate_of",
+    "check_pin",
+    "client_context",
+    "fingerprint_of",
+    "server_context",
+]
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """For the end that accepts, which shows the certificate.
+
+    Args:
+        certificate: a PEM file with it, and with those that lead to its CA.
+        key: a PEM file with its private key; may be the same one.
+
+    Raises:
+        ConfigurationError: when one cannot be read, or they do not belong together.
+    """
+    context = _only_newest(ssl.PROTOCOL_TLS_SERVER)
+    # Tickets come behind the handshake, and would wake who waits for a message.
+    context.num_tickets = 0
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except OSError as error:  # which ssl.SSLError is as well
+        raise ConfigurationError(
+            f"the certificate {certificate} with the key {key} cannot be used: "
+            f"{error.strerror or error}. Give PEM files that belong together, the key without a "
+            "password, with --tls-cert and --tls-key."
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    return ""  # else OpenSSL asks on the terminal, where nobody may be
+
+
+def client_context(*, pinned: bool, ca_file: str | None = None) -> ssl.SSLContext:
+    """For the end that connects.
+
+    Args:
+        pinned: whether the certificate is known by its fingerprint, and so is checked by
+            `check_pin` and nothing else; else it is checked by name.
+        ca_file: who may vouch for the name; None: whom the system trusts.
+
+    Raises:
+        ConfigurationError: when the file cannot be read.
+    """
+    context = _only_newest(ssl.PROTOCOL_TLS_CLIENT)
+    if pinned:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    try:
+        if ca_file is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(ca_file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the CA file {ca_file} cannot be used: {error.strerror or error}. "
+            "Name a PEM file with JAXD_CA_FILE, or unset it."
+        ) from error
+    return context
+
+
+def _only_newest(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def fingerprint_of(der: bytes) -> str:
+    """SHA-256 of a certificate, in 64 hex digits."""
+    return hashlib.sha256(der).hexdigest()
+
+
+def certificate_of(path: str) -> bytes:
+    """The first certificate of a PEM file, in DER.
+
+    Raises:
+        ConfigurationError: when there is none.
+    """
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            _, begin, rest = file.read().partition("-----BEGIN CERTIFICATE-----")
+        body, end, _ = rest.partition("-----END CERTIFICATE-----")
+        return ssl.PEM_cert_to_DER_cert(begin + body + end)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"there is no certificate in {path}: {error}. Name a PEM file with --tls-cert."
+        ) from error
+
+
+def check_pin(der: bytes, pin: str, address: str) -> None:
+    """Returns when a server shows the certificate that its address names.
+
+    Args:
+        der: what it shows.
+        pin: the fingerprint in the address.
+        address: for the message.
+
+    Raises:
+        AuthenticationFailed: when it shows another.
+    """
+    found = fingerprint_of(der)
+    if not hmac.compare_digest(found, pin):
+        raise AuthenticationFailed(
+            f"the server at {address} shows another certificate, sha256={found}: somebody else "
+            "may answer in its place. Nothing was sent. If its certificate was made anew, use the "
+            "line that it printed when it started."
+        )

@@ -1,0 +1,277 @@
+"""TLS over a connected socket, such that one thread can read while another writes.
+
+Python's own `SSLSocket` cannot do what the wire needs: two threads must not use it at once (in
+3.13.6 one that waited for bytes even kept the other out), and a signal may take away the count of
+bytes that were moved already. Here OpenSSL only turns bytes into bytes, in memory, under a lock
+that nobody holds while he waits; the socket itself is read and written as any other.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+__all__ = ["TlsSocket"]
+
+_STEP_BYTES: Final = 1 << 18
+"""What is asked of the socket at once, and what is encrypted before it is sent."""
+
+_RECORD_BYTES: Final = 1 << 14
+
+
+class _Leaving:
+    """Encrypted bytes on their way out; the first `sum(counts)` of them are gone."""
+
+    __slots__ = ("counts", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.counts: list[int] = []
+
+
+class TlsSocket:
+    """A socket with TLS on it. One thread at a time may read, and one at a time may write.
+
+    For the handshake of jaxd it is a socket with a timeout: `recv`, `sendall`. What follows goes
+    through `receive_into`, `send_some` and `flush`, which an interrupt may leave at any point: what
+    they count is what they did, or the connection is not used any more.
+
+    Args:
+        raw: a connected socket, which belongs to this object from now on.
+        context: says who has to show a certificate.
+        server_side: whether the peer connected to us.
+        server_name: the name that the server's certificate is checked against, if any.
+
+    Attributes:
+        raw: the socket.
+    """
+
+    def __init__(
+        self,
+        raw: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool = False,
+        server_name: str | None = None,
+    ) -> None:
+        self.raw = raw
+        self._arrived = ssl.MemoryBIO()
+        self._encrypted = ssl.MemoryBIO()
+        self._tls: Any = context.wrap_bio(
+            self._arrived, self._encrypted, server_side=server_side, server_hostname=server_name
+        )
+        self._lock = threading.Lock()  # guards _tls, _encrypted and _torn
+        self._torn = False  # whether it is unknown what _tls has done
+        self._leaving = _Leaving()
+        self._timeout_s: float | None = None
+
+    # as a socket, for handshakes ----------------------------------------------------------------
+
+    def settimeout(self, seconds: float | None) -> None:
+        """How long each of the methods below may take as a whole; None: as long as it takes."""
+        self._timeout_s = seconds
+        self.raw.settimeout(seconds)
+
+    def do_handshake(self) -> None:
+        """The handshake of TLS.
+
+        Raises:
+            ssl.SSLError: when the peer is not trusted, or does not speak TLS; it was told why.
+            EOFError: when it hung up.
+            TimeoutError: when it took too long.
+        """
+        deadline = self._deadline()
+        try:
+            while not self._handshake_step():
+                self.flush()
+                self._receive(deadline)
+        finally:
+            self.flush()  # also the alert that says what is wrong
+
+    def _handshake_step(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def peer_certificate(self) -> bytes:
+        """What the peer has shown, in DER; empty when it has shown none."""
+        found: bytes | None = self._tls.getpeercert(binary_form=True)
+        return found or b""
+
+    def recv(self, count: int, flags: int = 0) -> bytes:
+        """Up to so many bytes, all of them with `MSG_WAITALL`; less at the end of the peer."""
+        deadline = self._deadline()
+        data = bytearray(count)
+        view = memoryview(data)
+        filled = 0
+        try:
+            while filled < (count if flags & socket.MSG_WAITALL else min(count, 1)):
+                opened: list[int] = []
+                if self._open_records([view[filled:]], opened):
+                    filled += sum(opened)
+                else:
+                    self._receive(deadline)
+        except EOFError:
+            pass
+        return bytes(view[:filled])
+
+    def sendall(self, data: bytes) -> None:
+        """Sends all of the data."""
+        self.raw.settimeout(self._timeout_s)
+        view = memoryview(data)
+        sent: list[int] = []
+        while sum(sent) < len(view):
+            self.send_some([view[sum(sent) :]], sent)
+        self.flush()
+
+    def close(self) -> None:
+        """Ends the connection.
+
+        Without a last word: an unread one would hide the end from who looks for it on the socket,
+        and our frames say where they end.
+        """
+        self.raw.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a socket has is the socket's: its peer, its family, its options."""
+        return getattr(self.raw, name)
+
+    def _deadline(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    # as a stream of bytes, for the wire ---------------------------------------------------------
+
+    def has_input(self) -> bool:
+        """Whether bytes have left the socket that nobody has taken, or parts of such."""
+        return bool(self._arrived.pending or self._tls.pending())
+
+    def receive_into(self, views: Sequence[memoryview], received: list[int]) -> None:
+        """Waits for bytes, fills the views as far as they suffice, and appends how many they were.
+
+        Raises:
+            EOFError: when the peer hung up.
+            OSError: when the connection broke.
+        """
+        while not self._open_records(views, received):
+            self._receive(None)
+
+    def send_some(self, views: Sequence[memoryview], sent: list[int]) -> None:
+        """Encrypts the first of the bytes, appends how many, and sends them.
+
+        Interrupted, `flush` sends the rest of these.
+
+        Raises:
+            OSError: when the connection broke.
+        """
+        self.flush()
+        self._encrypt(_first_bytes(views), sent)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what is encrypted and not sent yet; whoever writes calls it.
+
+        Raises:
+            OSError: when the connection broke.
+        """
+        while True:
+            leaving = self._leaving
+            gone = sum(leaving.counts)
+            if gone == sum(map(len, leaving.pieces)):
+                with self._lock:
+                    if not self._encrypted.pending:
+                        return
+                    leaving = self._leaving = _Leaving()
+                    leaving.pieces.extend(map(self._encrypted.read, (-1,)))
+                gone = 0
+            rest = memoryview(leaving.pieces[0])[gone:]
+            # map and extend run in C: no interrupt between the system call and its count
+            leaving.counts.extend(map(self.raw.send, (rest,)))
+
+    def _receive(self, deadline: float | None) -> None:
+        """Waits for bytes from the socket, and hands them to OpenSSL in the same C call."""
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the peer took too long")
+            self.raw.settimeout(left_s)
+        arrived = list(map(self._arrived.write, map(self.raw.recv, (_STEP_BYTES,))))
+        if not arrived[0]:
+            raise EOFError("the peer closed the connection")
+
+    def _open_records(self, views: Sequence[memoryview], received: list[int]) -> bool:
+        """Decrypts what has arrived into the views; whether there was any."""
+        opened: list[int] = []
+        before, counts, torn = -1, 0, True
+        with self._lock:
+            self._check()
+            try:
+                self._torn = True  # until all that OpenSSL did is counted
+                for view in views:
+                    rest = view
+                    while rest and self.has_input():
+                        before, counts = self._unopened(), len(opened)
+                        opened.extend(map(self._tls.read, (len(rest),), (rest,)))
+                        before = -1
+                        rest = rest[opened[-1] :]
+                    if rest:
+                        break
+                torn = False
+            except ssl.SSLWantReadError:  # half a record
+                torn = False
+            except ssl.SSLZeroReturnError as error:
+                raise EOFError("the peer closed the connection") from error
+            except ssl.SSLError:
+                raise
+            except BaseException:  # an interrupt: the count of a record may be lost with it
+                torn = before not in (-1, self._unopened()) and len(opened) == counts
+                raise
+            finally:
+                if opened:
+                    received.append(sum(opened))
+                self._torn = torn
+        return bool(opened)
+
+    def _unopened(self) -> int:
+        return self._arrived.pending + int(self._tls.pending())
+
+    def _encrypt(self, data: memoryview | bytes, sent: list[int]) -> None:
+        with self._lock:
+            self._check()
+            before, counts = self._encrypted.pending, len(sent)
+            try:
+                self._torn = True
+                sent.extend(map(self._tls.write, (data,)))
+                self._torn = False
+            except ssl.SSLError:
+                raise
+            except (
+                BaseException
+            ):  # an interrupt: in memory there is room for all, or nothing is done
+                if len(sent) == counts and self._encrypted.pending != before:
+                    sent.append(len(data))
+                self._torn = False
+                raise
+
+    def _check(self) -> None:
+        if self._torn:
+            raise ConnectionError("it was interrupted while TLS was at work")
+
+
+def _first_bytes(views: Sequence[memoryview]) -> memoryview | bytes:
+    """The first of the bytes: as they lie where that is much, else joined, to make few records."""
+    first = views[0]
+    if len(first) >= _RECORD_BYTES or len(views) == 1:
+        return first[:_STEP_BYTES]
+    parts, room = [], _RECORD_BYTES
+    for view in views:
+        parts.append(view[:room])
+        room -= len(parts[-1])
+        if not room:
+            break
+    return b"".join(parts)

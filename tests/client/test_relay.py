@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from jaxd import relay
+from jaxd_protocol.paths import runtime_dir
+
+
+@pytest.fixture
+def listening(runtime: Path) -> Iterator[socket.socket]:
+    """A Unix socket at `s` on which somebody listens."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(runtime / "s"))
+        sock.listen()
+        yield sock
+
+
+def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The program by itself, without anything of ours to import."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", relay.__file__, *arguments],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_bytes_go_both_ways_until_the_end(listening: socket.socket) -> None:
+    """More of them than any pipe holds; the end goes on to the other side."""
+    data = bytes(range(256)) * 4000
+    process = run(listening.getsockname())
+    server, _ = listening.accept()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline().decode() == relay.CONNECTED + "\n"
+
+    def send() -> None:
+        process.stdin.write(data)  # type: ignore[union-attr]
+        process.stdin.close()  # type: ignore[union-attr]
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with server:
+        received = b""
+        while part := server.recv(1 << 16):
+            received += part
+        sender.join()
+        answer = threading.Thread(target=server.sendall, args=(data[::-1],))
+        answer.start()
+        assert process.stdout.read(len(data)) == data[::-1]
+        answer.join()
+    assert received == data
+    assert process.stdout.read() == b""
+    assert process.wait() == 0
+    process.stdout.close()
+
+
+def test_it_ends_with_the_server(listening: socket.socket) -> None:
+    """Also while it waits for its own input."""
+    process = run(listening.getsockname())
+    listening.accept()[0].close()
+    assert process.wait() == 0
+    process.communicate()
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    """All that it writes, of which the first line counts."""
+    return process.communicate()[0].decode()
+
+
+def test_the_only_server_that_runs_is_found(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folders where `jaxd start` has them; what is left of others does not count."""
+    with ExitStack() as stack:
+
+        def serve(name: str) -> str:
+            folder = runtime / "jaxd" / name
+            folder.mkdir(parents=True, mode=0o700)
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.bind(str(folder / "server.sock"))
+            sock.listen()
+            return str(folder / "server.sock")
+
+        left = runtime / "jaxd" / "left"
+        left.mkdir(parents=True, mode=0o700)
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(left / "server.sock"))
+        monkeypatch.setattr(
+            relay, "_folders", lambda: [str(runtime / "none"), str(runtime / "jaxd")]
+        )
+        with pytest.raises(LookupError, match="jaxd start"):
+            relay._only_socket()
+        one = serve("one")
+        assert relay._only_socket() == one
+        other = serve("other")
+        with pytest.raises(LookupError, match=f"name one: {one} {other}"):
+            relay._only_socket()
+        os.chmod(os.path.dirname(other), 0o755)  # anybody's socket could lie in there
+        assert relay._only_socket() == one
+
+
+def test_where_servers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folders where they are put, also by a login without the variable."""
+    uid = os.getuid()
+    always = [f"/run/user/{uid}/jaxd", f"/tmp/jaxd-{uid}"]
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert relay._folders() == always
+    assert runtime_dir() in always
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    assert relay._folders() == [runtime_dir(), *always] == ["/tmp/jaxd", *always]
+
+
+def test_nobody_there(runtime: Path) -> None:
+    """The reason is one line, and the exit status says so too."""
+    process = run(str(runtime / "s"))
+    assert said(process) == f"{relay.REFUSED}{runtime}/s: No such file or directory\n"
+    assert process.returncode == 1

@@ -1,0 +1,72 @@
+"""Words of a command line. What they do as options is in test_arguments.py."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.addresses import Address
+from jaxd_server.argument_values import (
+    parse_address,
+    parse_count,
+    parse_folder,
+    parse_gpus,
+    parse_name,
+    parse_seconds,
+    parse_share,
+    parse_size,
+    parse_user,
+)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_address, "tls://0.0.0.0:1", Address.tls("0.0.0.0", 1)),
+        (parse_name, "gpu.example.org:443", "gpu.example.org:443"),
+        (parse_folder, "none", "none"),
+        (parse_user, "1000", 1000),
+        (parse_user, "root", 0),
+        (parse_size, "8GiB", 8 << 30),
+        (parse_gpus, "0, 2", "0,2"),
+        (parse_gpus, "GPU-8f6a-11,MIG-77", "GPU-8f6a-11,MIG-77"),
+        (parse_count, "7", 7),
+        (parse_share, "1", 1.0),
+        (parse_seconds, "0", 0.0),
+    ],
+)
+def test_a_word_becomes_a_value(parse: Callable[[str], Any], text: str, value: Any) -> None:
+    """Of the type that the options have."""
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_address, "http://x"),
+        (parse_address, "ssh://gpu-host"),
+        (parse_name, "a b:c"),
+        (parse_size, "0"),
+        (parse_user, "nobody-of-that-name"),
+        (parse_gpus, ""),
+        (parse_gpus, "0,0"),
+        (parse_count, "²"),
+        (parse_share, "0"),
+        (parse_seconds, "inf"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused(parse: Callable[[str], Any], text: str) -> None:
+    """By an error that names the word and that argparse understands."""
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+        parse(text)
+
+
+def test_a_relative_folder_is_one_of_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker may run in another one."""
+    monkeypatch.chdir(tmp_path)
+    assert parse_folder("mine") == str(tmp_path / "mine")

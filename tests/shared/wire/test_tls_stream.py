@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from jaxd_protocol.errors import InternalError
+from jaxd_protocol.wire import BulkChannel, BulkStream, spans, tls_socket, tls_stream, writing
+from jaxd_protocol.wire.reading import FrameReader
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_protocol.wire.tls_stream import TlsStream
+from jaxd_protocol.wire.writing import FrameWriter
+from tests.certificates import tls_streams
+from tests.shared.wire.by_hand import Sent
+from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
+from tests.shared.wire.test_reading import MIXED, read_all, received
+from tests.shared.wire.test_writing import BEFORE, BEHIND, INTERRUPTED, LIMIT, write
+
+Pair = tuple[BulkStream, BulkStream]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected streams."""
+    ends = tls_streams(socket.socketpair())
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def send_all(channel: BulkChannel, frames: list[Sent]) -> None:
+    """One after the other."""
+    for body, buffers in frames:
+        channel.send(body, [memoryview(buffer) for buffer in buffers])
+
+
+def test_frames_go_both_ways(pair: Pair) -> None:
+    """All that a plain stream carries but open files, also more than any socket holds."""
+    frames = [(body, buffers) for body, buffers, _ in MIXED.values()]
+    frames.append((b"large", (bytes(range(256)) * 8000, b"", b"1", b"z" * 100_000)))
+    for end in pair:
+        assert type(end) is TlsStream
+        assert not end.passes_descriptors
+        end.expect_descriptors()
+    channels = [BulkChannel(end) for end in pair]
+    for one, other in (channels, channels[::-1]):
+        sender = threading.Thread(target=send_all, args=(one, frames))
+        sender.start()
+        assert [received(other.recv()) for _ in frames] == frames
+        sender.join()
+
+
+def test_open_files_do_not_travel(pair: Pair) -> None:
+    """Nothing of the message is sent then."""
+    one, other = map(BulkChannel, pair)
+    with pytest.raises(InternalError, match="open files"):
+        one.send(b"with a file", (), (0,))
+    one.send(b"without")
+    assert received(other.recv()) == (b"without", ())
+
+
+def test_an_interrupted_message_goes_out_whole_or_not_at_all() -> None:
+    """At every place where a signal may be handled; what others send stays whole and in order."""
+    outcomes = set()
+    modules = (writing, spans, tls_stream, tls_socket)
+    for n in count(1):
+        outgoing, incoming = tls_streams(socket.socketpair())
+        writer = FrameWriter(outgoing.send_some, LIMIT, outgoing.flush)
+        write(writer, BEFORE)
+        with Interrupt(n, *modules, after=HANDLES_SIGNALS) as interrupt:
+            try:
+                write(writer, INTERRUPTED)
+            except KeyboardInterrupt:
+                assert interrupt.fired
+        other = threading.Thread(target=write, args=(writer, BEHIND))
+        other.start()
+        other.join()
+        outgoing.close()
+        found = list(read_all(FrameReader(incoming.receive_into, LIMIT)))
+        outcomes.add(len(found))
+        assert found in ([BEFORE, BEHIND], [BEFORE, INTERRUPTED, BEHIND]), n
+        if not interrupt.fired:
+            assert outcomes == {2, 3}
+            return
+
+
+def test_an_interrupted_message_goes_out_although_nobody_writes_again(pair: Pair) -> None:
+    """What was encrypted is part of it already."""
+    outgoing, incoming = pair
+    writer = FrameWriter(outgoing.send_some, LIMIT, outgoing.flush)
+    tls: TlsSocket = outgoing._tls
+    tls.raw = InterruptedOnce(tls.raw)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        write(writer, INTERRUPTED)
+    assert received(FrameReader(incoming.receive_into, LIMIT).peek()) == INTERRUPTED
+
+
+class InterruptedOnce:
+    """A socket whose first system call is interrupted."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._calls = count()
+
+    def send(self, data: memoryview) -> int:
+        if next(self._calls) == 0:
+            raise KeyboardInterrupt
+        return self._sock.send(data)
+
+
+def test_waiting_knows_of_bytes_that_have_left_the_socket(pair: Pair) -> None:
+    """The socket itself shows nothing any more."""
+    one, other = pair
+    is_ready = other.readiness()
+    assert not is_ready()
+    assert not other.wait_readable(0)
+    one.send_some([memoryview(b"abc")], [])
+    assert other.wait_readable(None)
+    data = bytearray(1)
+    other.receive_into([memoryview(data)], [])
+    assert is_ready()
+    assert other.wait_readable(0)
+    one.close()
+    assert not other.has_ended()  # there is something left to read
+    other.receive_into([memoryview(bytearray(9))], [])
+    assert other.has_ended()
+
+
+def test_the_end_of_the_peer_is_the_end(pair: Pair) -> None:
+    """For reading and writing, now and ever after."""
+    one, other = pair
+    other.close()
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            one.receive_into([memoryview(bytearray(1))], [])
+        with pytest.raises(EOFError):
+            one.send_some([memoryview(b"x")], [])
+    assert one.closed
+
+
+def test_nonsense_ends_the_connection(pair: Pair) -> None:
+    """As a broken one; no error of OpenSSL comes out."""
+    one, other = pair
+    one.sock.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(EOFError, match="connection lost"):
+        other.receive_into([memoryview(bytearray(9))], [])
+    assert other.closed
+
+
+def test_a_forked_child_leaves_without_a_word_to_the_peer(pair: Pair) -> None:
+    """The parent's connection stays whole."""
+    one, other = pair
+    kept = os.dup(one.sock.fileno())
+    one.abandon()
+    assert not other.wait_readable(0)
+    os.close(kept)
