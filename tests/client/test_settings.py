@@ -145,3 +145,12 @@ def test_white_space_around_the_token_is_not_part_of_it(
     assert Settings.resolve().token == "secret"
     monkeypatch.setenv("JAXD_TOKEN", " \n")
     assert Settings.resolve().token is None
+
+
+def test_who_may_vouch_for_a_server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names a CA before the config file does."""
+    assert Settings.resolve().ca_file is None
+    write_config('ca_file = "configured.pem"')
+    assert Settings.resolve().ca_file == "configured.pem"
+    monkeypatch.setenv("JAXD_CA_FILE", "named.pem")
+    assert Settings.resolve().ca_file == "named.pem"
