@@ -44,7 +44,7 @@ test: $(VENV)/.dev
 	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS)
 
 soak: $(VENV)/.dev
-	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(TEST_ARGS)
+	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
