@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.container import HARDENED, Container
-from tests.docker.engine import Engine
+from tests.docker.engine import ROOT, Engine
 
 pytestmark = pytest.mark.docker
 
@@ -18,6 +21,9 @@ GRACE_S = 30
 
 USER = 4321
 """Nobody in particular, and not the image's own."""
+
+WITHOUT_FLAX = ("-k", "not train_state_comes_home and not optax and not only_the_server_has")
+"""The image has what jax needs; functions of these tests import flax and optax besides."""
 
 PROGRAM = """
 import json, sys
@@ -147,6 +153,23 @@ def test_a_client_reaches_it_over_a_socket_in_a_shared_folder(
             assert folders[1].joinpath(".cache", "jaxd").is_dir()
         finally:
             one.remove()
+
+
+def test_the_tests_of_clients_pass_against_it(container: Container) -> None:
+    """Those that need nothing of a server but its address, over TLS and from outside."""
+    if container.engine.python != ".".join(map(str, sys.version_info[:2])):
+        pytest.skip("these tests run on another Python than the image")
+    pytest_words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT_FLAX)
+    done = subprocess.run(
+        [sys.executable, *pytest_words, "--jaxd-server", container.address, "tests/end_to_end"],
+        cwd=ROOT,
+        env=os.environ | {"JAXD_TOKEN": container.token},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 100
 
 
 def test_it_stops_in_time_when_it_is_told_to(container: Container) -> None:
