@@ -222,7 +222,7 @@ events_logger = "file"
 def _make_base(podman: list[str], environment: Mapping[str, str], directory: Path) -> None:
     """A Debian with its Python, under the name of the base that the Dockerfile asks for."""
     archive = directory / "base.tar"
-    name = f"docker.io/library/python:{_STAND_IN_PYTHON}-slim"
+    name = f"python:{_STAND_IN_PYTHON}-slim"
     bootstrap = [
         *("mmdebstrap", "-q", "--variant=minbase"),
         "--include=ca-certificates,python3,python3-pip,python3-venv",
