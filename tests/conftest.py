@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -51,6 +52,13 @@ def _nothing_of_the_user() -> Iterator[None]:
         for name, value in another_server.secrets().items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_here_before_is_not_looked_at() -> None:
+    """Many tests collect garbage: that takes a second where jax and the whole suite is searched."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -105,6 +105,7 @@ def printing(x: Any) -> Any:
     return x + 1
 
 
+@pytest.mark.soak
 def test_damaged_environments_and_entries_of_jax(start_live: StartLive, runtime: Path) -> None:
     """The first: all is traced again, and compiled no more. The second: compiled again."""
     steps = Steps()

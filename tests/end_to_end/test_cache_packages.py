@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from jaxd import connect
 from tests.end_to_end.counting import BUILT, LOADED, costs, warnings_of
 from tests.fake_packages import FakeSite
@@ -25,6 +27,7 @@ print(float(step(2.0)))
 """
 
 
+@pytest.mark.soak
 def test_a_package_below_a_package(tmp_path: Path, start_live: Callable[..., LiveServer]) -> None:
     """The function names the upper one only; its program is not loaded with another lower one."""
     site = FakeSite(tmp_path / "installed")

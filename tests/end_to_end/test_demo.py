@@ -46,6 +46,7 @@ def run_demo(directory: Path, runtime: Path) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.soak
 def test_the_second_process_neither_traces_nor_compiles_and_nothing_is_left_behind(
     tmp_path: Path, runtime: Path
 ) -> None:

@@ -64,6 +64,7 @@ print(json.dumps([small, many == [2.0 * i for i in range(50)] + [2.0, 4.0], fail
 """
 
 
+@pytest.mark.soak
 def test_all_of_it_works_over_tcp(live: LiveServer) -> None:
     """Small and large calls, futures, maps, errors; and a Unix address is refused with a reason."""
     run = live.run(PRELUDE + CALLS, JAXD_SERVER=live.tcp)

@@ -203,6 +203,7 @@ def seen(result: Any) -> Any:
     return jax.tree.structure(result), [str(leaf.dtype) for leaf in leaves], bits
 
 
+@pytest.mark.soak
 def test_twins_keep_what_is_their_own(start_live: StartLive, runtime: Path) -> None:
     """Whether they share a program or not, before and after a restart, in either order."""
     shared = sum(is_shared for *_, is_shared in TWINS.values())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxd import connect
 from jaxd_server.jax_config import configured
@@ -87,6 +88,7 @@ def expected(setting: Setting, *, is_set: bool) -> Any:
         return outcome(jax.jit(fresh), setting.argument)
 
 
+@pytest.mark.soak
 def test_no_setting_of_one_client_reaches_another(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:

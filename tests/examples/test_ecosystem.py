@@ -15,6 +15,7 @@ def test_the_table_lists_every_example() -> None:
     assert list(rows()) == list(FILES)
 
 
+@pytest.mark.soak
 def test_a_second_process_builds_nothing(live: LiveServer) -> None:
     """A class of `__main__`, made anew in each process, is the same class to the server."""
     example = Example(FILES["equinox_modules"], live.environment)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def test_arguments_arrive_as_they_are() -> None:
 def test_what_cannot_travel_is_refused() -> None:
     """With the word that it was for a callback."""
     with pytest.raises(CallbackError, match="given something that cannot travel"):
-        arrived({frozenset({1}): jnp.ones(1)})
+        arrived({"a": jnp.ones(1), "b": threading.Lock()})
 
 
 def test_results_are_read_as_arguments_are() -> None:
