@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
@@ -10,10 +9,10 @@ import pytest
 
 from jaxd.arguments import encode_arguments
 from jaxd.results import ResultReader
-from jaxd_protocol.errors import CallbackError, ProtocolError
+from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.statics import NO_STATICS
 from jaxd_server.callback_messages import pack_callback, read_callback
-from jaxd_server.result_encoder import Slot
+from jaxd_server.result_encoder import ResultEncoder, Slot
 
 
 def arrived(*args: Any, held: tuple[Any, ...] = (), **kwargs: Any) -> Any:
@@ -40,10 +39,15 @@ def test_arguments_arrive_as_they_are() -> None:
     assert jax.random.key_data(kwargs["key"]).tolist() == [0, 1]
 
 
-def test_what_cannot_travel_is_refused() -> None:
+def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the word that it was for a callback."""
-    with pytest.raises(CallbackError, match="given something that cannot travel"):
-        arrived({"a": jnp.ones(1), "b": threading.Lock()})
+
+    def refuse(*_: Any) -> None:
+        raise ResultError("it has no form")
+
+    monkeypatch.setattr(ResultEncoder, "node", refuse)
+    with pytest.raises(CallbackError, match=r"given something that cannot travel: it has no form"):
+        arrived(1)
 
 
 def test_results_are_read_as_arguments_are() -> None:
