@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +12,7 @@ import pytest
 
 import jaxd
 from jaxd_protocol.tokens import read_token_file
-from tests.live_server import source_environment
+from tests.live_server import run_client, source_environment
 
 __all__ = [
     "AnotherServer",
@@ -107,14 +106,7 @@ class AnotherServer:
 
     def run(self, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a client program in a fresh process that uses this server."""
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            env=self.environment | more,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
+        return run_client(program, *arguments, environment=self.environment | more)
 
     def __getattr__(self, name: str) -> NoReturn:
         pytest.skip(f"{_REASON} (for its {name})")

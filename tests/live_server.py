@@ -34,6 +34,20 @@ def source_environment(directory: Path, **more: str) -> dict[str, str]:
     )
 
 
+def run_client(
+    program: str, *arguments: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a client program in a fresh process with this environment."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
 class LiveServer:
     """Started at once and ready when the constructor returns; `close` ends it.
 
@@ -115,14 +129,7 @@ class LiveServer:
 
     def run(self, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a client program in a fresh process that uses this server."""
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            env=self.environment | more,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
+        return run_client(program, *arguments, environment=self.environment | more)
 
     def close(self) -> int:
         """Drains it and returns its exit code."""

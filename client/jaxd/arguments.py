@@ -50,11 +50,6 @@ class EncodedArguments(NamedTuple):
     sources: dict[int, Any]
     heads: dict[int, bytes]
 
-    @property
-    def rows(self) -> list[Row]:
-        """Where the data lies that is on the server."""
-        return rows_of(self.values)
-
 
 def encode_arguments(
     args: tuple[Any, ...],

@@ -165,9 +165,10 @@ class Holdings:
         """Returns unless a call gives up what it needs once more; jax would not run it either."""
         if not donated:
             return
-        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _lent(row)}
-        if len(set(lent.values())) == len(lent):
+        spans = sorted((row.a, row.a + row.b) for row in rows if row.kind == VALUE)
+        if all(end < start for (_, end), (start, _) in itertools.pairwise(spans)):
             return
+        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _lent(row)}
         times = Counter(lent.values())
         for leaf, id_ in lent.items():
             if leaf in donated and times[id_] > 1:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from jaxd.arguments import encode_arguments
-from jaxd.origin import DELETED, Origin, Stretch
+from jaxd.origin import DELETED, Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
 from jaxd_protocol.elsewhere import VALUE, Row
-from jaxd_protocol.statics import Statics
+from jaxd_protocol.statics import NO_STATICS
 from jaxd_protocol.trees import Leaf
 from tests.client.fake_keeper import FakeKeeper
 
@@ -24,7 +24,7 @@ def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
 
 def rows(keeper: FakeKeeper, *args: Any) -> list[Row]:
     """How a call with these arguments says where its data lies."""
-    return encode_arguments(args, {}, Statics(frozenset(), frozenset()), {}, keeper).rows
+    return rows_of(encode_arguments(args, {}, NO_STATICS, {}, keeper).values)
 
 
 def test_what_stays_together_is_said_at_once() -> None:

@@ -18,12 +18,13 @@ import pytest
 
 from jaxd import templates
 from jaxd.arguments import encode_arguments
+from jaxd.origin import rows_of
 from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
-from jaxd_protocol.packing import pack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import Leaf, parse_skeleton
 from jaxd_protocol.trees.forms import argument_forms
 from tests.client.fake_keeper import FakeKeeper, alone
+from tests.client.packings import note_packings
 
 SCALE = 2.0
 
@@ -93,15 +94,7 @@ def skeleton(*args: Any) -> bytes:
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that is packed from now on."""
-    found: list[Any] = []
-
-    def noted(value: Any, what: str) -> Any:
-        found.append(value)
-        return pack(value, what)
-
-    monkeypatch.setattr(templates, "pack", noted)
-    monkeypatch.setattr(templates, "_templates", {})
-    return found
+    return note_packings(monkeypatch, templates, "_templates")
 
 
 # what is sent -------------------------------------------------------------------------------------
@@ -445,6 +438,6 @@ def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     kept = alone(keeper, 7, Leaf("A", "float32", (3,)))
     state = State({"a": 1.0, "b": kept})
     encoded = encode_arguments((state, kept), {}, NO_STATICS, {}, keeper)
-    assert [(row.leaf, row.a) for row in encoded.rows] == [(1, 7), (2, 7)]
+    assert [(row.leaf, row.a) for row in rows_of(encoded.values)] == [(1, 7), (2, 7)]
     array = np.ones(3, np.float32)
     assert encoded.skeleton == skeleton(State({"a": 2.0, "b": array}), array)

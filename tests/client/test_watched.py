@@ -11,7 +11,8 @@ import pytest
 from jaxd import watched
 from jaxd.watched import is_made_in_c, pack_once, watch
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.packing import pack, unpack
+from jaxd_protocol.packing import unpack
+from tests.client.packings import note_packings
 from tests.ids import stable_id
 
 RATE = SimpleNamespace(value=1)
@@ -42,15 +43,7 @@ class Scale:
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was packed, in order."""
-    done: list[Any] = []
-
-    def noting(value: Any, what: str) -> Any:
-        done.append(value)
-        return pack(value, what)
-
-    monkeypatch.setattr(watched, "pack", noting)
-    monkeypatch.setattr(watched, "_kept", {})
-    return done
+    return note_packings(monkeypatch, watched, "_kept")
 
 
 @pytest.mark.parametrize("value", [scaled, Colour.RED, Setting(), Setting, {"a"}], ids=stable_id)

@@ -188,6 +188,22 @@ def test_a_row_may_speak_of_several_values() -> None:
         bench.holdings.fill([Row(0, VALUE, 8, 2)], layout, leaves, ())
 
 
+def test_what_is_donated_cannot_be_in_two_stretches() -> None:
+    """Neither when one lies inside of the other, nor when only their ends meet; apart is fine."""
+    bench = Bench()
+    for number in (8, 9, 10):
+        bench.values.add(bench.own, {number: Value(bench.array + number, F3, 12, "f")})
+    layout = Layout((F3,) * 4, tuple)
+    for rows in (
+        [Row(0, VALUE, 7, 2), Row(3, VALUE, 8)],
+        [Row(0, VALUE, 9, 1), Row(2, VALUE, 8, 1)],
+    ):
+        with pytest.raises(ArgumentError, match="given to a call twice"):
+            bench.holdings.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
+    apart = [Row(0, VALUE, 9, 1), Row(2, VALUE, 7, 1)]
+    assert bench.holdings.fill(apart, layout, [None] * 4, {0, 3}).given == {0: 9, 3: 8}
+
+
 def test_what_has_no_room_is_not_kept() -> None:
     """All of it or none, and half of the room stays free; the call has it all the same."""
     bench = Bench(limit=70)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxd.arguments import ArgumentEncoder, encode_arguments
+from jaxd.origin import rows_of
 from jaxd.remote_array import RemoteArray
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import EVERYTHING, Row, Stay, first_id, pack_ids, pack_rows
@@ -116,7 +117,7 @@ class Desk:
         encoded = encode_arguments(args, {}, statics, {}, self)
         call = Call(source.key, encoded.skeleton, encoded.blob, encoded.buffers, source)
         call.stay, call.holdings = Stay(self.number, above, home), self.holdings
-        call.elsewhere = pack_rows(encoded.rows)
+        call.elsewhere = pack_rows(rows_of(encoded.values))
         return call
 
     def holders(self) -> dict[str, Any]:
