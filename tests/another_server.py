@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import subprocess
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +20,7 @@ from tests.live_server import run_client, source_environment
 __all__ = [
     "AnotherServer",
     "add_option",
+    "libraries_needed",
     "look",
     "named_server",
     "note",
@@ -79,6 +83,25 @@ def unused_server_needed() -> None:
     """Skips the test that comes here where there may be nothing left to build."""
     if "used" in _named:
         pytest.skip(f"counts builds, and the server of {_OPTION} has been used before")
+
+
+def libraries_needed(*names: str) -> None:
+    """Skips the test that comes here, unless these modules are installed on both ends."""
+    for name in names:
+        pytest.importorskip(name)
+        if not _installed_there(name):
+            pytest.skip(f"the server of {_OPTION} has no {name}")
+
+
+@functools.cache
+def _installed_there(name: str) -> bool:
+    address = named_server()
+    if address is None:
+        return True
+    asked_now = uuid.uuid4().hex  # what an earlier run was told may not be so any more
+    with jaxd.connect(address, token=_secrets.get("JAXD_TOKEN")) as client:
+        found = client.persistent_call(lambda name, _: importlib.util.find_spec(name) is not None)
+        return bool(found(name, asked_now))
 
 
 def secrets() -> Mapping[str, str]:

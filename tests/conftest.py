@@ -42,6 +42,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         another_server.own_server_needed()
     if item.get_closest_marker("counts_builds") is not None:
         another_server.unused_server_needed()
+    for marker in item.iter_markers("libraries"):
+        another_server.libraries_needed(*marker.args)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,6 +38,16 @@ def test_an_owner():
 @pytest.mark.counts_builds
 def test_a_count():
     raise AssertionError
+
+
+@pytest.mark.libraries("only_here")
+def test_a_library():
+    raise AssertionError
+
+
+@pytest.mark.libraries("jax")
+def test_a_library_that_both_have():
+    pass
 """
 
 
@@ -45,6 +55,7 @@ def test_a_count():
 def suite(tmp_path: Path) -> Path:
     """Tests that need more and less of a server, with the fixtures of these here."""
     (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "only_here.py").touch()
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     return tmp_path
 
@@ -64,12 +75,13 @@ def test_they_use_the_server_that_is_named(live: LiveServer, suite: Path) -> Non
     """Those that want more than that are skipped, and say why."""
     with_one = live.run("import jaxd; jaxd.persistent_call(lambda x: x)(1.0)")
     assert with_one.returncode == 0, with_one.stderr
-    done = run(suite, live.tls, JAXD_TOKEN=TOKEN)
-    assert "1 passed, 4 skipped" in done.stdout, done.stdout + done.stderr
+    done = run(suite, live.tls, JAXD_TOKEN=TOKEN, PYTHONPATH=str(suite))
+    assert "2 passed, 5 skipped" in done.stdout, done.stdout + done.stderr
     assert (
         "needs a server of its own, and --jaxd-server names one (for its worker_pid)" in done.stdout
     )
     assert "counts builds, and the server of --jaxd-server has been used before" in done.stdout
+    assert "the server of --jaxd-server has no only_here" in done.stdout
 
 
 @pytest.mark.own_server

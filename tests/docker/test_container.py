@@ -22,9 +22,6 @@ GRACE_S = 30
 USER = 4321
 """Nobody in particular, and not the image's own."""
 
-WITHOUT_FLAX = ("-k", "not train_state_comes_home and not optax and not only_the_server_has")
-"""The image has what jax needs; functions of these tests import flax and optax besides."""
-
 PROGRAM = """
 import json, sys
 import numpy as np
@@ -159,7 +156,7 @@ def test_the_tests_of_clients_pass_against_it(container: Container) -> None:
     """Those that need nothing of a server but its address, over TLS and from outside."""
     if container.engine.python != ".".join(map(str, sys.version_info[:2])):
         pytest.skip("these tests run on another Python than the image")
-    pytest_words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT_FLAX)
+    pytest_words = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     done = subprocess.run(
         [sys.executable, *pytest_words, "--jaxd-server", container.address, "tests/end_to_end"],
         cwd=ROOT,

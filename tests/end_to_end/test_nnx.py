@@ -18,6 +18,7 @@ from jaxd.errors import LostUpdateError
 
 nnx: Any = pytest.importorskip("flax.nnx")
 optax: Any = pytest.importorskip("optax")
+pytestmark = pytest.mark.libraries("flax", "optax")
 
 IMAGES = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 

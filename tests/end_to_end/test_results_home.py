@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.identity.projects import needs
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.counts_builds
+libraries = pytest.mark.libraries
 
 START = """
 import sys, json
@@ -77,13 +77,12 @@ facts["works here"] = state.apply_fn({"params": state.params}, x).shape == (4, 1
 )
 
 
+@libraries("flax", "optax")
 def test_a_train_state_comes_home_as_the_clients_own(live: LiveServer) -> None:
     """With its class, its functions and its optimizer; five steps are one trace.
 
     On a warm server too, in a process that the server has never seen.
     """
-    for library in ("flax", "optax"):
-        needs(library)
     for traces in (2, 0):
         assert say(live, TRAIN_STATE) == {
             "made there": [True] * 3,
@@ -174,16 +173,15 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 
 
 @pytest.mark.parametrize(
-    ("library", "program"),
+    "program",
     [
-        pytest.param("optax", OPTAX, id="optax"),
-        pytest.param("equinox", EQUINOX, id="equinox", marks=pytest.mark.soak),
-        pytest.param("flax", NNX, id="nnx", marks=pytest.mark.soak),
+        pytest.param(OPTAX, id="optax", marks=libraries("optax")),
+        pytest.param(EQUINOX, id="equinox", marks=[libraries("equinox"), pytest.mark.soak]),
+        pytest.param(NNX, id="nnx", marks=[libraries("flax"), pytest.mark.soak]),
     ],
 )
-def test_five_steps_are_one_trace(live: LiveServer, library: str, program: str) -> None:
+def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:
     """And none in the next process; what comes home has the structure of what was sent."""
-    needs(library)
     for traces in (1, 0):
         facts = say(live, program)
         assert facts.pop("traces") == traces
@@ -279,9 +277,9 @@ def use(box):
 """
 
 
+@libraries("flax")
 def test_what_only_the_server_has_is_a_token(live: LiveServer) -> None:
     """It says what it is, and works again where it is from; each loop with it is one trace."""
-    needs("flax")
     facts = say(
         live,
         HELD
@@ -299,9 +297,9 @@ facts["repr"] = repr(box.how)
     assert facts["traces"] == 2
 
 
+@libraries("flax")
 def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:
     """Is an error that says what to do."""
-    needs("flax")
     facts = say(
         start_live(),
         HELD

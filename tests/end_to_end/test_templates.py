@@ -118,9 +118,9 @@ def traces(client: Client, call: Callable[[], Any]) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(120)
+@pytest.mark.libraries("flax", "optax")
 def test_training_with_flax_and_optax_is_traced_once(start_live: StartLive, tmp_path: Path) -> None:
     """For all steps, other processes and the next worker; states come home as such."""
-    pytest.importorskip("flax")
     server = start_live("--cache-dir", str(tmp_path / "kept"))
     first = train(server, tmp_path)
     assert (first["built"], first["why"]) == ([1, 1], ["hit", []])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.packing.archives import ArrivedArchive
 from jaxd_protocol.packing.private_imports import Blob
@@ -45,12 +46,17 @@ class _Unpickler(pickle.Unpickler):
         """As pickle does, with numpy's modules under the names of either major version."""
         try:
             return super().find_class(module, name)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
             old, new = "numpy.core", "numpy._core"
             for given, other in ((new, old), (old, new)):
                 if module == given or module.startswith(given + "."):
                     return super().find_class(other + module[len(given) :], name)
-            raise
+            if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+                raise  # the module is there, and something that it imports is not
+            raise MissingPackage(
+                f"a function or an argument needs {module}.{name}, and {error.name} is not "
+                "installed on the server. Install it where the server runs."
+            ) from error
 
 
 def unpack_function(data: bytes | memoryview) -> Unpacked:
@@ -58,7 +64,7 @@ def unpack_function(data: bytes | memoryview) -> Unpacked:
 
     Raises:
         PackingError: when the server's libraries have no such code.
-        ImportError: when the server does not have a package that the function uses.
+        MissingPackage: when the server does not have a package that the function uses.
         Exception: whatever code of the user's raises that runs when objects are made again.
     """
     with server_table.making():

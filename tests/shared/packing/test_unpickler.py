@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import cloudpickle
 import pytest
 
+from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint import There, walk
 from jaxd_protocol.fingerprint.world import SALT
 from jaxd_protocol.packing import pack_function, unpack, unpack_function
@@ -23,7 +26,8 @@ def use(x: int) -> int:
 
 
 def test_the_modules_of_a_function_come_with_it() -> None:
-    """By name, and they are not the client's own."""
+    """By name, and they are not the client's own; those that it imports too, once it has."""
+    use(0)
     arrived = unpack_function(pack_function(use, "it", walk(use, "it").reach))
     assert {__name__, "tests", "tests.shared.packing.processes"} <= arrived.modules.keys()
     assert vars(arrived.modules[__name__]) is arrived.function.__globals__
@@ -52,6 +56,17 @@ def test_bytes_of_a_stock_client_are_read_too() -> None:
 
 
 def test_a_package_that_is_missing_is_named() -> None:
-    """As by an import statement."""
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        unpack(b"cno_such_package\nthing\n.")
+    """With what needs it, and what to do."""
+    with pytest.raises(MissingPackage, match=r"needs no_such_package\.part\.thing.*Install") as e:
+        unpack(b"cno_such_package.part\nthing\n.")
+    assert "and no_such_package is not installed" in str(e.value)
+
+
+def test_a_module_whose_own_imports_fail_says_so_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is installed: to install it again would change nothing."""
+    (tmp_path / "broken_one.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
+        unpack(b"cbroken_one\nthing\n.")
