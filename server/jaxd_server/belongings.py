@@ -44,7 +44,13 @@ class Belongings:
         return self._session.lane.is_idle
 
     def run_in_order(
-        self, stay: Stay, start: Callable[[], Finish], send: Callable[[Reply], None], *, here: bool
+        self,
+        stay: Stay,
+        start: Callable[[], Finish],
+        send: Callable[[Reply], None],
+        *,
+        here: bool,
+        is_short: bool,
     ) -> None:
         """Takes a call on values: in order, and once, however often it is sent.
 
@@ -53,6 +59,7 @@ class Belongings:
             start: starts it.
             send: sends its reply.
             here: whether to run it in this very thread, if it can start at once.
+            is_short: whether it may be started in this very thread.
         """
         session = self._session
 
@@ -60,7 +67,7 @@ class Belongings:
             session.remembered.answer(stay.number, reply)
 
         def put() -> None:
-            session.lane.put(start, settle)
+            session.lane.put(start, settle, is_short=is_short)
 
         if session.remembered.meet(stay.number, stay.acked, send, put) and not (
             here and session.lane.try_now(start, settle)

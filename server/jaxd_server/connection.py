@@ -29,6 +29,7 @@ from jaxd_server.asking import Asking
 from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
 from jaxd_server.call import Call
+from jaxd_server.executable import Executable
 from jaxd_server.executables import Plan
 from jaxd_server.in_order import InOrder
 from jaxd_server.logs import log_event
@@ -41,9 +42,6 @@ from jaxd_server.value_desk import VALUE_VERBS, ValueDesk
 from jaxd_server.workshop import Workshop
 
 __all__ = ["ServerConnection"]
-
-QUICK_S: Final = 0.002
-"""A warm call that takes no longer than this is run by the thread that read it."""
 
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
@@ -167,7 +165,8 @@ class ServerConnection(BulkConnection):
                 call.stay = Stay.from_bytes(stay)
             self._own.drop(drops)
             plan = self._workshop.pipeline.plan(key, skeleton)
-            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and self._is_quick(plan)
+            warm = self._warm(plan)
+            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             if elsewhere:
                 call.elsewhere = elsewhere
                 if flags & ON_VALUES:
@@ -187,25 +186,27 @@ class ServerConnection(BulkConnection):
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
         start = partial(self._workshop.pipeline.start, call, plan)
-        reader = threading.get_ident()
 
         def send(reply: Reply) -> None:
-            if threading.get_ident() == reader and self._outbox.is_idle:
+            if self._outbox.is_idle:
                 self._send_answer(call.number, reply, nbytes)
             else:
                 self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
 
-        run = partial(self._own.run_in_order, call.stay, start, send)
-        if is_quick and self._own.is_idle:
-            self._here(partial(run, here=True))
+        here = is_quick and self._own.is_idle
+        warm = self._warm(plan)
+        is_short = warm is not None and warm.starts_quickly
+        run = partial(self._own.run_in_order, call.stay, start, send, here=here, is_short=is_short)
+        if here or is_short:
+            self._here(run)
         else:
-            run(here=False)
+            run()
 
-    def _is_quick(self, plan: Plan | None) -> bool:
-        if self._workshop.pipeline.admission.draining:
-            return False  # it may have to wait until the running calls are done
-        run_s = plan.executable.run_s if plan and plan.executable else None
-        return run_s is not None and run_s <= QUICK_S
+    def _warm(self, plan: Plan | None) -> Executable | None:
+        """What runs a call, when there is nothing that it would have to wait for."""
+        if plan is None or self._workshop.pipeline.admission.draining:
+            return None
+        return plan.executable
 
     def _pool(self, plan: Plan | None) -> Executor:
         is_warm = plan is not None and plan.executable is not None

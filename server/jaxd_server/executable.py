@@ -15,7 +15,10 @@ from jaxd_server.result_forms import ResultForm
 from jaxd_server.said import NOTHING
 from jaxd_server.staying import Staying
 
-__all__ = ["Costs", "Executable"]
+__all__ = ["QUICK_S", "Costs", "Executable"]
+
+QUICK_S: Final = 0.002
+"""What takes no longer than this is done by the thread that read the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Executable:
         calls: how many it has answered.
         saved_s: seconds that client processes did not spend on tracing and compiling.
         run_s: seconds that a call takes, smoothed over the last ones; None before the second.
+        start_s: seconds until a warm call is dispatched, smoothed likewise.
         last_use: `time.monotonic()` of the last call.
         principal: who has it made.
         kept_as: what it is kept by on disk; empty when it is not.
@@ -85,6 +89,7 @@ class Executable:
         "said",
         "saved_s",
         "serial",
+        "start_s",
         "stays",
         "structure",
         "talks",
@@ -115,6 +120,7 @@ class Executable:
         self.kept_as = b""
         self.stays: dict[Hashable, Staying] = {}
         self.run_s: float | None = None
+        self.start_s: float | None = None
         self.calls = 0
         self.saved_s = 0.0
         self.last_use = time.monotonic()
@@ -149,6 +155,20 @@ class Executable:
     def in_use(self) -> bool:
         """Whether somebody holds it, as each call does."""
         return bool(self._running)
+
+    @property
+    def runs_quickly(self) -> bool:
+        """Whether a call is done before it would pay to hand it to another thread."""
+        return self.run_s is not None and self.run_s <= QUICK_S
+
+    @property
+    def starts_quickly(self) -> bool:
+        """Whether a call is dispatched in such a time, however long the device then takes."""
+        return self.start_s is not None and self.start_s <= QUICK_S and not self.talks
+
+    def starts_in(self, seconds: float) -> None:
+        """Notes how long a warm call took until it was dispatched."""
+        self.start_s = seconds if self.start_s is None else 0.75 * self.start_s + 0.25 * seconds
 
     def took(self, seconds: float) -> None:
         """Notes how long a call took, its result's way home included."""

@@ -1,13 +1,17 @@
 """The calls of one session on its values, in the order in which they arrived.
 
 The next one is dispatched while the device still works on the last, as in a process of its own.
+A call that is started in no time is started by whichever thread sees first that it may be: the one
+that has read it, or the one that has sent the reply before. Each thread that need not be woken
+leaves the processor to the device, which is one of its threads where it is a CPU.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from jaxd_server.in_order import InOrder
 from jaxd_server.replies import Finish, Reply
@@ -23,41 +27,101 @@ Start = Callable[[], Finish]
 Send = Callable[[Reply], None]
 
 
+class _Call(NamedTuple):
+    start: Start
+    send: Send
+    is_short: bool
+
+
+class _Job(NamedTuple):
+    do: Callable[[], None]
+    is_short: bool = True
+
+
 class Lane:
     """Starts calls in order, and has each reply sent when its call is done. Thread-safe."""
 
     def __init__(self) -> None:
-        self._starts = InOrder("jaxd-lane", _LINGER_S)
+        self._waiting: deque[_Call | _Job] = deque()
+        self._starts = False  # whether some thread is starting one, or about to
+        self._ahead = 0
+        self._lock = threading.Lock()  # guards all of the above
+        self._long = InOrder("jaxd-lane", _LINGER_S)
         self._finishes = InOrder("jaxd-deliver", _LINGER_S)
-        self._room = threading.Semaphore(AHEAD)
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is being started or waits for that."""
-        return self._starts.is_idle
+        return not (self._starts or self._waiting)
 
-    def put(self, start: Start, send: Send) -> None:
-        """Has a call started when its turn comes."""
+    def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
+        """Has a call started when its turn comes.
 
-        def begin() -> None:
-            self._room.acquire()
-            finish = start()
+        Args:
+            start: starts it.
+            send: sends its reply.
+            is_short: whether it is started in no time; then it may be in this very thread.
+        """
+        self._waiting.append(_Call(start, send, is_short))
+        self._go_on()
+
+    def then(self, job: Callable[[], None]) -> None:
+        """Has `job` done when all calls that came before it were started; at once if they were."""
+        self._waiting.append(_Job(job))
+        self._go_on()
+
+    def try_now(self, start: Start, send: Send) -> bool:
+        """Runs a call in this thread if no other is being started or waits; whether it did."""
+        with self._lock:
+            if self._starts or self._waiting:
+                return False
+            self._starts = True
+        send(start()())
+        self._started()
+        self._go_on()
+        return True
+
+    def _go_on(self) -> None:
+        """Starts what may be started, until one takes long: that has a thread for it."""
+        while (next_one := self._next()) is not None:
+            if not next_one.is_short:
+                return self._long.put(lambda: self._begin_long(next_one))
+            self._begin(next_one)
+        return None
+
+    def _next(self) -> _Call | _Job | None:
+        """What this thread is in charge of from now on; None when there is nothing to start."""
+        with self._lock:
+            if self._starts or not self._waiting:
+                return None
+            if type(self._waiting[0]) is _Call:
+                if self._ahead >= AHEAD:
+                    return None  # whoever finishes one goes on
+                self._ahead += 1
+            self._starts = True
+            return self._waiting.popleft()
+
+    def _begin_long(self, next_one: _Call | _Job) -> None:
+        self._begin(next_one)
+        self._go_on()
+
+    def _begin(self, next_one: _Call | _Job) -> None:
+        if isinstance(next_one, _Job):
+            next_one.do()
+        else:
+            finish, send = next_one.start(), next_one.send
             self._finishes.put(lambda: self._finish(finish, send))
+        self._started()
 
-        self._starts.put(begin)
+    def _started(self) -> None:
+        with self._lock:
+            self._starts = False
 
     def _finish(self, finish: Finish, send: Send) -> None:
         try:
             reply = finish()
         finally:
-            self._room.release()
+            with self._lock:
+                self._ahead -= 1
         send(reply)
-
-    def try_now(self, start: Start, send: Send) -> bool:
-        """Runs a call in this thread if no other is being started or waits; whether it did."""
-        return self._starts.try_now(lambda: send(start()()))
-
-    def then(self, job: Callable[[], None]) -> None:
-        """Has `job` done when all calls that came before it were started; at once if they were."""
-        if not self._starts.try_now(job):
-            self._starts.put(job)
+        self._go_on()

@@ -123,7 +123,9 @@ class Pipeline:
         running = self.admission.enter(executable.name, call.deadline)
         try:
             leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
-            return self._started(Run(call, executable, leaves), running, self._count_hit)
+            finish = self._started(Run(call, executable, leaves), running, self._count_hit)
+            executable.starts_in(time.monotonic() - running.started)
+            return finish
         except BaseException:
             self.admission.leave(running)
             raise

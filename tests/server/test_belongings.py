@@ -43,7 +43,7 @@ class Scene:
         """A call on values arrives."""
         stay = Stay(number, -1, 0, acked)
         send = partial(self._send, number)
-        self.own.run_in_order(stay, partial(self.start, number), send, here=here)
+        self.own.run_in_order(stay, partial(self.start, number), send, here=here, is_short=False)
 
     def _send(self, number: int, reply: Reply) -> None:
         self.sent.append((number, reply))

@@ -14,6 +14,7 @@ import pytest
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded
 from jaxd_server import connection as module
+from jaxd_server import executable
 from tests.server.in_process import Peer, Shop, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
@@ -266,12 +267,12 @@ def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: Shop) -> N
     assert float(wait(np.float32(5))) == 5.0
 
 
-@pytest.mark.parametrize("quick_s", [module.QUICK_S, -1.0], ids=["short calls", "long calls"])
+@pytest.mark.parametrize("quick_s", [executable.QUICK_S, -1.0], ids=["short calls", "long calls"])
 def test_clients_that_do_not_read_hold_up_nobody_else(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch, quick_s: float
 ) -> None:
     """More large replies wait for them than there are threads."""
-    monkeypatch.setattr(module, "QUICK_S", quick_s)
+    monkeypatch.setattr(executable, "QUICK_S", quick_s)
     shop = open_shop(threads=2)
     stopped = [shop.peer(Source(_fill)) for _ in range(2)]
     for peer in stopped:

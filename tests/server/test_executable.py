@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxd_server.executable import Costs, Executable
+from jaxd_server.executable import QUICK_S, Costs, Executable
 from jaxd_server.programs import Program
 from jaxd_server.result_forms import ResultForm
 from tests.server.builds import executable
@@ -56,6 +56,26 @@ def test_the_first_call_says_nothing_of_how_long_calls_take() -> None:
         smoothed.append(one.run_s)
     assert smoothed == [None, 1.0, 1.25]
     assert one.calls == 3
+
+
+def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
+    """A long computation is dispatched in no time; one that talks may have to wait for that."""
+    one, seen = executable(), []
+
+    def look() -> None:
+        seen.append((one.runs_quickly, one.starts_quickly))
+
+    look()
+    for run_s, start_s in ((10 * QUICK_S, QUICK_S / 10), (QUICK_S / 10, 2 * QUICK_S)):
+        for _ in range(20):
+            one.took(run_s)
+            one.starts_in(start_s)
+        look()
+    one.starts_in(-100 * QUICK_S)
+    look()
+    one.note_said("hello")
+    look()
+    assert seen == [(False, False), (False, True), (True, False), (True, True), (True, False)]
 
 
 def test_its_last_use_is_that_of_its_last_call() -> None:

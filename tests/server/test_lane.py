@@ -39,9 +39,9 @@ class Work:
         """Takes a reply."""
         self.replies.append(reply[0][0])
 
-    def put(self, lane: Lane, name: Any, **how: bool) -> None:
+    def put(self, lane: Lane, name: Any, *, is_short: bool = False, **how: bool) -> None:
         """One call."""
-        lane.put(partial(self.start, name, **how), self.send)
+        lane.put(partial(self.start, name, **how), self.send, is_short=is_short)
 
 
 def test_calls_start_in_order_and_their_replies_are_sent() -> None:
@@ -116,6 +116,47 @@ def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
     assert work.log == ["start first", "finish first", "start second", "finish second"]
 
 
+def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
+    """As long as there is room: then by the one that sends a reply."""
+    lane, work, threads = Lane(), Work(), list[str]()
+
+    def put(name: Any, *, is_short: bool) -> None:
+        def begin() -> Finish:
+            threads.append(threading.current_thread().name)
+            return work.start(name, slow=True)
+
+        lane.put(begin, work.send, is_short=is_short)
+
+    for number in range(AHEAD + 2):
+        put(number, is_short=True)
+    assert threads == [threading.current_thread().name] * AHEAD
+    work.gate(0).set()
+    until(lambda: len(threads) == AHEAD + 1)
+    work.gate(1).set()
+    until(lambda: len(threads) == AHEAD + 2)
+    assert threads[AHEAD:] == ["jaxd-deliver"] * 2
+    for number in range(2, AHEAD + 2):
+        work.gate(number).set()
+    until(lambda: len(work.replies) == AHEAD + 2)
+    assert work.replies == list(range(AHEAD + 2))
+    assert [line for line in work.log if "start" in line] == [
+        f"start {number}" for number in range(AHEAD + 2)
+    ]
+
+
+def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
+    """Nobody who reads or sends waits for it, nor for a short one behind it."""
+    lane, work = Lane(), Work()
+    work.put(lane, "before", slow=True, is_short=True)
+    work.put(lane, "long", held=True)
+    work.put(lane, "short", is_short=True)
+    work.gate("before").set()
+    until(lambda: work.replies == ["before"])
+    assert work.log == ["start before", "finish before"]
+    work.gate("long").set()
+    until(lambda: work.replies == ["before", "long", "short"])
+
+
 def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
     """At once when there is nothing before it; calls that come later see it."""
     lane, work = Lane(), Work()
@@ -144,7 +185,7 @@ def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
         for turn in range(200):
             call = partial(begin, (index, turn))
             if turn % 3 or not lane.try_now(call, work.send):
-                lane.put(call, work.send)
+                lane.put(call, work.send, is_short=turn % 2 == 0)
 
     assert at_once(4, many) == [None] * 4
     until(lambda: len(work.replies) == 800)

@@ -14,8 +14,9 @@ from typing import Final
 
 __all__ = ["Patience"]
 
-AWAKE_S: Final = 60e-6
-"""How long to stay awake; a peer in Python needs 30 to 50 µs between a reply and the next call."""
+AWAKE_S: Final = 200e-6
+"""How long to stay awake. A peer in Python needs 30 to 50 µs between a reply and the next call, and
+three times that on a virtual machine, whose idle processors are taken away."""
 
 _MISSES: Final = 3
 _LONGEST_REST: Final = 256
