@@ -16,6 +16,7 @@ from jaxd_protocol.transformations import (
     transformed,
     untransformed,
 )
+from jaxd_protocol.transformations.spelling import behind_on_instance
 
 __all__ = ["Derived", "derived"]
 
@@ -35,7 +36,12 @@ class Derived(NamedTuple):
 
 
 def derived(
-    function: Callable[..., Any], options: Options, name: str, given: dict[str, Any]
+    function: Callable[..., Any],
+    options: Options,
+    name: str,
+    given: dict[str, Any],
+    *,
+    on_instance: bool = False,
 ) -> Derived:
     """The function behind one more transformation.
 
@@ -44,24 +50,29 @@ def derived(
         options: how that one is compiled.
         name: the transformation.
         given: its options.
+        on_instance: whether what is transformed is the method that the function is on an instance.
 
     Raises:
         ConfigurationError: when an option has no place in a key.
     """
     statics = statics_of(function, options)
+    names = parameter_names(function)
+    first = statics.positions & {0} if on_instance else frozenset()
+    own = _of_method(statics, names) if on_instance else statics
     if name == "vmap":
         given |= {
-            "static_argnums": tuple(sorted(statics.positions)),
-            "static_argnames": tuple(sorted(statics.names)),
+            "static_argnums": tuple(sorted(own.positions)),
+            "static_argnames": tuple(sorted(own.names)),
         }
     if name in ("jvp", "vjp"):  # whose positional arguments are tuples of those of the function
-        names = parameter_names(function)
-        numbers = [number for number in sorted(statics.positions) if number < len(names)]
+        names = names[1:] if on_instance else names
+        numbers = [number for number in sorted(own.positions) if number < len(names)]
         given |= {"static": tuple((number, names[number]) for number in numbers)}
-        statics = Statics(names=statics.names)
+        statics = Statics(first, statics.names)
     if isinstance(given.get("argnums"), list):
         given |= {"argnums": tuple(given["argnums"])}  # which is the same to jax
-    transformations = (*options.transformations, _spelled(name, given))
+    before, one = options.transformations, _spelled(name, given)
+    transformations = behind_on_instance(before, one) if on_instance else (*before, one)
     base = untransformed(function)
     return Derived(
         transformed(base, transformations),
@@ -74,6 +85,12 @@ def derived(
             transformations=transformations,
         ),
     )
+
+
+def _of_method(statics: Statics, names: tuple[str, ...]) -> Statics:
+    """Which arguments are static when the first one is the instance."""
+    positions = frozenset(n - 1 if n > 0 else n for n in statics.positions if n != 0)
+    return statics._replace(positions=positions, names=statics.names - set(names[:1]))
 
 
 def _spelled(name: str, given: dict[str, Any]) -> Transformation:

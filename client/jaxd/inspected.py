@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 
+from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
 from jaxd.jax_side import current_config
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Inspected(Generic[P]):
         """
         from jaxd.warming import warm
 
-        caller = self._find_caller()
+        caller = self._asked(args)
         if caller is None:
             return self._warm_inline(args, kwargs)
         return warm(caller, self._specified(caller, args, kwargs))
@@ -90,7 +91,7 @@ class Inspected(Generic[P]):
         """
         from jaxd.stages import Lowered, ask_stage
 
-        caller = self._find_caller()
+        caller = self._asked(args)
         if caller is None:
             return self._inline_stages().lower(*args, **kwargs)  # type: ignore[no-any-return]
         call = self._specified(caller, args, kwargs)
@@ -104,7 +105,7 @@ class Inspected(Generic[P]):
         """
         from jaxd.stages import ask_stage
 
-        caller = self._find_caller()
+        caller = self._asked(args)
         if caller is None:
             return str(self._inline_stages().trace(*args, **kwargs).jaxpr)
         text = ask_stage(caller, self._specified(caller, args, kwargs), "jaxpr")["text"]
@@ -122,6 +123,12 @@ class Inspected(Generic[P]):
         from jaxd.warming import forget
 
         return forget(self._find_caller(), self._spec(self._current_config()))
+
+    def _asked(self, args: tuple[Any, ...]) -> Caller | None:
+        """Who is to be asked about a call with such arguments; None: jax in this process."""
+        if LOSES_CLASS:
+            refuse_lost_class(self, args)
+        return self._find_caller()
 
     def _warm_inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
         from jaxd.inline import warm_inline

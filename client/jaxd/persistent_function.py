@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from jaxd.caller import Caller
+from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
 from jaxd.encoded import Encoded
 from jaxd.forking import forget_after_fork
 from jaxd.identities import Identities
 from jaxd.nnx_methods import with_nnx_objects
 from jaxd.option_values import Ship
+from jaxd.persistent_method import PersistentMethod
 from jaxd.results import ResultsAs
 from jaxd.transformable import Transformable
 from jaxd_protocol.calls import Options
@@ -98,6 +100,10 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         """In the child of a fork: a thread of the parent may have been looking at it."""
         self._identities.after_fork()
 
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Found on an instance, the instance is the first argument of all that it does."""
+        return self if instance is None else PersistentMethod(self, instance)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function on the server and returns its result.
 
@@ -123,6 +129,8 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         Raises:
             BaseException, JaxdError: as a call.
         """
+        if LOSES_CLASS:
+            refuse_lost_class(self, args)
         caller = self._find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
@@ -134,6 +142,8 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
 
         Waits while as many calls are in flight as the server takes from one client.
         """
+        if LOSES_CLASS:
+            refuse_lost_class(self, args)
         caller = self._find_caller()
         if caller is None:
             from jaxd.inline import finished
@@ -146,6 +156,8 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
 
         Arguments may be overwritten when it has returned.
         """
+        if LOSES_CLASS:
+            refuse_lost_class(self, args)
         import asyncio
         from contextvars import copy_context
 

@@ -21,6 +21,7 @@ from jaxd.jax_side import loaded_jax
 from jaxd.watched import is_made_in_c, watch
 from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.archives import current_archives
+from jaxd_protocol.nested import BoundFunction
 from jaxd_protocol.packing import Packed, pack
 from jaxd_protocol.trees import dump_literal, is_literal
 from jaxd_protocol.trees.reader import COUNT
@@ -158,7 +159,9 @@ def _mark(value: Any, kept: list[Any]) -> Any:
         return (kind, *[_mark(item, kept) for item in value])
     if kind is dict:
         return (kind, *[_mark(item, kept) for item in chain.from_iterable(value.items())])
-    if kind is types.MethodType:  # made anew whenever it is asked for
+    if kind is types.MethodType or issubclass(
+        kind, BoundFunction
+    ):  # made anew whenever it is asked for
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
     if _is_data(kind):

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
+from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
 from jaxd.inspected import Inspected
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
     from jaxd.persistent_function import PersistentFunction
 
-__all__ = ["Transformable"]
+__all__ = ["ByName", "Transformable"]
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_DERIVED: Final = 64
 
 
-class Transformable(Inspected[P]):
-    """What a persistent function can be transformed by, without jax.
+class ByName(Generic[T]):
+    """What a persistent function, or one on an instance, can be transformed by, without jax.
 
-    Each method returns another persistent function, which the server traces, compiles and keeps as
-    a function of its own; to ask twice gives the same one. Options are those of jax, and so are the
-    errors, which a call raises, because it is the server that has jax. Where jax returns `float0`,
-    the derivative of what has none, the result has None. Nothing is donated.
+    Each method returns another one, which the server traces, compiles and keeps as a function of
+    its own; to ask twice gives the same one. Options are those of jax, and so are the errors, which
+    a call raises, because it is the server that has jax. Where jax returns `float0`, the
+    derivative of what has none, the result has None. Nothing is donated.
     """
 
-    _derived: dict[bytes, PersistentFunction[..., Any]]
+    __slots__ = ()
+
+    transformed: Callable[..., T]
+    """The same behind one more transformation, of this name and with these options."""
 
     def grad(
         self,
@@ -35,9 +40,9 @@ class Transformable(Inspected[P]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """The gradient, as `jax.grad`."""
-        return self._derive(
+        return self.transformed(
             "grad",
             argnums=argnums,
             has_aux=has_aux,
@@ -51,9 +56,9 @@ class Transformable(Inspected[P]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """Value and gradient, as `jax.value_and_grad`."""
-        return self._derive(
+        return self.transformed(
             "value_and_grad",
             argnums=argnums,
             has_aux=has_aux,
@@ -66,9 +71,9 @@ class Transformable(Inspected[P]):
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         holomorphic: bool = False,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """The Jacobian, column by column, as `jax.jacfwd`."""
-        return self._derive("jacfwd", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
+        return self.transformed("jacfwd", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
 
     def jacrev(
         self,
@@ -76,9 +81,9 @@ class Transformable(Inspected[P]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """The Jacobian, row by row, as `jax.jacrev`."""
-        return self._derive(
+        return self.transformed(
             "jacrev",
             argnums=argnums,
             has_aux=has_aux,
@@ -91,9 +96,11 @@ class Transformable(Inspected[P]):
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         holomorphic: bool = False,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """The Hessian, as `jax.hessian`."""
-        return self._derive("hessian", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
+        return self.transformed(
+            "hessian", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic
+        )
 
     def vmap(
         self,
@@ -101,26 +108,26 @@ class Transformable(Inspected[P]):
         out_axes: Any = 0,
         axis_name: str | None = None,
         axis_size: int | None = None,
-    ) -> PersistentFunction[..., Any]:
+    ) -> T:
         """The function mapped over axes of its arguments, as `jax.vmap`.
 
         Static arguments have no axis: an `in_axes` for all arguments passes them by, a tuple has
         None for them, and given by name they are not mapped.
         """
-        return self._derive(
+        return self.transformed(
             "vmap", in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
 
-    def jvp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
+    def jvp(self, has_aux: bool = False) -> T:
         """Forward-mode: called as `f.jvp()(primals, tangents, **kwargs)`.
 
         `primals` is a tuple of positional arguments and `tangents` one of the same structure; None
         for an argument says that it stays what it is. Keyword arguments are not differentiated;
         static ones are given so. Returns value and tangent, as `jax.jvp`, and auxiliary data.
         """
-        return self._derive("jvp", has_aux=has_aux)
+        return self.transformed("jvp", has_aux=has_aux)
 
-    def vjp(self, has_aux: bool = False) -> PersistentFunction[..., Any]:
+    def vjp(self, has_aux: bool = False) -> T:
         """Reverse-mode: called as `f.vjp()(primals, cotangents, **kwargs)`.
 
         `primals` is a tuple of positional arguments and `cotangents` has the structure of the
@@ -128,7 +135,13 @@ class Transformable(Inspected[P]):
         value and a tuple of one cotangent for each primal, as `jax.vjp` and the function that it
         returns together, and auxiliary data.
         """
-        return self._derive("vjp", has_aux=has_aux)
+        return self.transformed("vjp", has_aux=has_aux)
+
+
+class Transformable(ByName["PersistentFunction[..., Any]"], Inspected[P]):
+    """The part of a `PersistentFunction` that makes others of it."""
+
+    _derived: dict[bytes, PersistentFunction[..., Any]]
 
     def _traced(
         self,
@@ -149,11 +162,22 @@ class Transformable(Inspected[P]):
             lambda call: self._settled(caller, call, config),
         )
 
-    def _derive(self, name: str, **given: Any) -> PersistentFunction[..., Any]:
-        """The function behind one more transformation."""
+    def transformed(
+        self, name: str, *, on_instance: bool = False, **given: Any
+    ) -> PersistentFunction[..., Any]:
+        """The function behind one more transformation.
+
+        Args:
+            name: the transformation.
+            on_instance: whether it is that of the method which the function is on an instance;
+                the instance is the first argument all the same.
+            **given: options of the transformation.
+        """
         from jaxd.deriving import derived
 
-        made = derived(self.__wrapped__, self._options, name, given)
+        if LOSES_CLASS and not on_instance:
+            refuse_lost_class(self, ())
+        made = derived(self.__wrapped__, self._options, name, given, on_instance=on_instance)
         key = made.options.to_bytes()
         found = self._derived.get(key)
         if found is None:

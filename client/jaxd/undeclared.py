@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from jaxd.jax_side import loaded_jax
 from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.nested import BoundFunction
 from jaxd_protocol.trees import is_literal
 
 __all__ = [
@@ -19,7 +20,10 @@ __all__ = [
     "refuse_masked",
 ]
 
-_CODE: Final = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_CODE: Final = (
+    *(type, FunctionType, BuiltinFunctionType, ModuleType),
+    *(MethodType, BoundFunction),
+)
 
 
 def is_plain_object(value: Any) -> bool:

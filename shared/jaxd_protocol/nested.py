@@ -7,10 +7,11 @@ with the same rules for its arguments and results.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
-__all__ = ["JitOptions", "PlainInside", "nested"]
+__all__ = ["BoundFunction", "JitOptions", "PlainInside", "nested"]
 
 JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.calls.Options` that is not the default."""
@@ -34,6 +35,44 @@ class PlainInside:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
         return self if instance is None else MethodType(self, instance)  # type: ignore[arg-type]
+
+
+class BoundFunction(partial[Any]):
+    """Base of what a persistent function is on an instance, where that has more names than a call.
+
+    Looked at, compared and packed it is the bound method of the function that it stands for. A
+    `partial`, because that is made and called in C.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """It is bound already."""
+        return self
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The function."""
+        return self.func
+
+    @property
+    def __self__(self) -> Any:
+        """The instance, which is the first argument."""
+        return self.args[0]
+
+    def __eq__(self, other: object) -> bool:
+        """As bound methods: the same function on the same instance."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.func is other.func and self.args[0] is other.args[0]
+
+    def __hash__(self) -> int:
+        """Equal for equal ones."""
+        return hash((id(self.func), id(self.args[0])))
+
+    def __reduce__(self) -> Any:
+        """As a bound method."""
+        return MethodType, (self.func, self.args[0])
 
 
 def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:

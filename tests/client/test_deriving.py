@@ -65,3 +65,25 @@ def test_what_has_no_place_in_a_key_is_refused() -> None:
     """With the way that is left."""
     with pytest.raises(ConfigurationError, match=r"persistent_call\(jax.vmap\(f"):
         derived(function, STATIC, "vmap", {"in_axes": object()})
+
+
+def method(self: Any, mode: str, x: Any, y: Any = 1.0) -> Any:
+    """What is transformed on an instance."""
+    return x
+
+
+def test_on_an_instance_static_arguments_are_counted_without_it() -> None:
+    """In what is done to the method; the function has the positions that it had."""
+    static = Options(static_argnums=(0, 1))
+    made = derived(method, static, "vmap", {"in_axes": 0}, on_instance=True)
+    (only,) = options_of(made.options.transformations[0])[1]["by"]
+    assert options_of(only)[1] == {
+        "in_axes": 0,
+        "static_argnums": (0,),
+        "static_argnames": ("mode",),
+    }
+    assert made.options.static_argnums == (0, 1)
+    made = derived(method, static, "jvp", {}, on_instance=True)
+    (only,) = options_of(made.options.transformations[0])[1]["by"]
+    assert options_of(only)[1] == {"static": ((0, "mode"),)}
+    assert (made.options.static_argnums, made.options.static_argnames) == ((0,), ("mode", "self"))

@@ -271,14 +271,21 @@ def energy(x, scale):
     import jax.numpy as jnp
     return scale * jnp.sum(x ** 3)
 
+class Spring:
+    @persistent_call
+    def energy(self, x, scale=2.0):
+        return scale * (x ** 3).sum()
+
 rows = np.arange(6, dtype="f4").reshape(2, 3)
 print(np.asarray(energy.grad().vmap(in_axes=(0, None))(rows, 2.0)).tolist())
 value, (slope, _) = energy.vjp()((rows, 1.0), np.float32(1))
+print(np.asarray(Spring().energy.grad().vmap()(rows)).tolist())
 print(float(value), np.asarray(slope).tolist() == (3 * rows**2).tolist(), "jax" in sys.modules)
 """
     done = live.run(program)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
+        "[[0.0, 6.0, 24.0], [54.0, 96.0, 150.0]]",
         "[[0.0, 6.0, 24.0], [54.0, 96.0, 150.0]]",
         "225.0 True False",
     ]

@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any, Final
 
 from jaxd.commands.asking import ask, without_server
 from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd.decorator import persistent_call
 from jaxd.persistent_function import PersistentFunction
+from jaxd.persistent_method import PersistentMethod
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -164,9 +164,8 @@ def _not_importable(module: str, error: Exception) -> ConfigurationError:
 def _persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
     if isinstance(found, PersistentFunction):
         return found
-    if isinstance(found, MethodType) and isinstance(found.__func__, PersistentFunction):
-        method: PersistentFunction[..., Any] = found.__func__
-        return method
+    if isinstance(found, PersistentMethod):
+        return found.unbound()
     if not callable(found):
         raise ConfigurationError(
             f"{target} is a {type(found).__name__} and no function. Name a function."

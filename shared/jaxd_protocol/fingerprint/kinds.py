@@ -21,7 +21,7 @@ from jaxd_protocol.fingerprint.arrays import emit_array
 from jaxd_protocol.fingerprint.jax_values import emit_jax
 from jaxd_protocol.fingerprint.tokens import constant
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.nested import PlainInside
+from jaxd_protocol.nested import BoundFunction, PlainInside
 
 __all__ = ["emit_object", "emit_root"]
 
@@ -30,6 +30,7 @@ Emit = Callable[[Walk, Any], None]
 
 def emit_root(walk: Walk, value: Any) -> None:
     """Appends what a walk starts from; of an instance only what its `__call__` reads."""
+    value = _plain(value)
     if archived.emit_archived(walk, value):
         return
     if type(value) not in _KINDS and not isinstance(value, type):
@@ -42,6 +43,7 @@ def emit_root(walk: Walk, value: Any) -> None:
 
 def emit_object(walk: Walk, value: Any) -> None:
     """Appends anything that is not an atom."""
+    value = _plain(value)
     emit = _KINDS.get(type(value))
     if isinstance(value, PlainInside):
         _persistent(walk, value)
@@ -55,6 +57,13 @@ def emit_object(walk: Walk, value: Any) -> None:
         modules.emit_module(walk, value)
     elif not (emit_jax(walk, value) or emit_array(walk, value)):
         instances.emit_instance(walk, value)
+
+
+def _plain(value: Any) -> Any:
+    """The value; a persistent function on an instance as any method."""
+    if isinstance(value, BoundFunction):
+        return types.MethodType(value.__func__, value.__self__)
+    return value
 
 
 def _persistent(walk: Walk, value: PlainInside) -> None:

@@ -22,7 +22,7 @@ from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.jax_objects.names import kind_of
-from jaxd_protocol.nested import PlainInside
+from jaxd_protocol.nested import BoundFunction, PlainInside
 from jaxd_protocol.packing import rebuild
 from jaxd_protocol.packing.archives import reduce_archived
 from jaxd_protocol.packing.classes import class_name
@@ -91,7 +91,7 @@ class _ArgumentPickler(Pickler):
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if isinstance(value, PlainInside):  # it is not what its module has under its name there
+        if isinstance(value, PlainInside | BoundFunction):  # not what its module has there
             return self._interned(value)
         if type(value) in _CODE or kind_of(value) in _JITTED:
             self.last = value

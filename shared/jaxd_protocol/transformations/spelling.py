@@ -2,21 +2,36 @@
 
 (name, ((option, value), …))
 value: ("value", literal), or ("tuple" | "list" | "dict", items); items of a dict are pairs
+
+What is done to the method that a function is on an instance is one transformation of the function,
+`on_instance`, whose option `by` has them all.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from jaxd_protocol.trees.literals import Literal, dump_literal, is_literal
 
-__all__ = ["NotSpelled", "Transformation", "options_of", "shown", "shown_name", "transformation"]
+__all__ = [
+    "ON_INSTANCE",
+    "NotSpelled",
+    "Transformation",
+    "behind_on_instance",
+    "options_of",
+    "shown",
+    "shown_name",
+    "transformation",
+]
 
 Transformation = Literal
 """What `transformation` returns."""
+
+ON_INSTANCE: Final = "on_instance"
+"""Name of the transformation that holds those of a method."""
 
 _FLAT: Final = "flat_"
 
@@ -40,9 +55,19 @@ def options_of(literal: Transformation) -> tuple[str, dict[str, Any]]:
     return name, {option: _thawed(value) for option, value in options}
 
 
+def behind_on_instance(
+    transformations: tuple[Transformation, ...], one: Transformation
+) -> tuple[Transformation, ...]:
+    """A list of transformations with one more: of the method that the function is, bound."""
+    last = options_of(transformations[-1]) if transformations else ("", {})
+    if last[0] != ON_INSTANCE:
+        return (*transformations, transformation(ON_INSTANCE, {"by": (one,)}))
+    return (*transformations[:-1], transformation(ON_INSTANCE, {"by": (*last[1]["by"], one)}))
+
+
 def shown_name(function: str, transformations: Sequence[Transformation]) -> str:
     """What people call a transformed function: `vmap(grad(step))`."""
-    for name, _ in transformations:
+    for name, _ in _each(transformations):
         if name != "flat":  # which changes how it is called, and not what it does
             function = f"{name.removeprefix(_FLAT)}({function})"
     return function
@@ -53,7 +78,15 @@ def shown(transformations: Sequence[Transformation]) -> str:
 
     Of those that jax asks for, the names: their options say nothing to anybody.
     """
-    return ", ".join(_shown(one) for one in transformations if one[0] != "flat") or "none"
+    return ", ".join(_shown(one) for one in _each(transformations) if one[0] != "flat") or "none"
+
+
+def _each(transformations: Sequence[Transformation]) -> Iterator[Transformation]:
+    for one in transformations:
+        if one[0] == ON_INSTANCE:
+            yield from options_of(one)[1]["by"]
+        else:
+            yield one
 
 
 def _shown(literal: Transformation) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.transformations.flat import STAGES
-from jaxd_protocol.transformations.spelling import Transformation, options_of, shown_name
+from jaxd_protocol.transformations.spelling import (
+    ON_INSTANCE,
+    Transformation,
+    options_of,
+    shown_name,
+)
 
 if TYPE_CHECKING:
     import inspect
@@ -43,11 +49,7 @@ class Transformed:
         Raises:
             Exception: what jax has to say about the options or the arguments.
         """
-        function = self.function
-        for literal in self.transformations:
-            name, options = options_of(literal)
-            function = _APPLY[name](function, **options)
-        return _travelling(function(*args, **kwargs))
+        return _travelling(_behind(self.function, self.transformations)(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         # Looked up, and not kept: what it is made of is all that there is to pickle.
@@ -85,8 +87,30 @@ def _signature(function: _Function, transformations: Sequence[Transformation]) -
         found = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise AttributeError("__signature__") from error
-    for name, _ in transformations:
-        if name == "flat" and "behind" not in found.parameters:
+    return _changed(found, transformations)
+
+
+def _of_method(
+    found: inspect.Signature, transformations: Sequence[Transformation]
+) -> inspect.Signature:
+    """With the instance before what the method takes."""
+    first, *rest = found.parameters.values()
+    if first.kind.name == "VAR_POSITIONAL":
+        return _changed(found, transformations)
+    changed = _changed(found.replace(parameters=rest), transformations)
+    return changed.replace(parameters=[first, *changed.parameters.values()])
+
+
+def _changed(
+    found: inspect.Signature, transformations: Sequence[Transformation]
+) -> inspect.Signature:
+    import inspect
+
+    for literal in transformations:
+        name = literal[0]
+        if name == ON_INSTANCE:
+            found = _of_method(found, options_of(literal)[1]["by"])
+        elif name == "flat" and "behind" not in found.parameters:
             behind = inspect.Parameter("behind", inspect.Parameter.POSITIONAL_ONLY)
             found = found.replace(parameters=[behind, *found.parameters.values()])
         elif name in _SIGNATURES:
@@ -95,6 +119,22 @@ def _signature(function: _Function, transformations: Sequence[Transformation]) -
 
 
 # how it is done ----------------------------------------------------------------------------------
+
+
+def _behind(function: _Function, transformations: Sequence[Transformation]) -> _Function:
+    for literal in transformations:
+        name, options = options_of(literal)
+        function = _APPLY[name](function, **options)
+    return function
+
+
+def _on_instance(function: _Function, *, by: Sequence[Transformation]) -> _Function:
+    """The instance is closed over, as jax closes over that of a method."""
+
+    def method(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _behind(MethodType(function, instance), by)(*args, **kwargs)
+
+    return method
 
 
 def _of_jax(name: str) -> Callable[..., _Function]:
@@ -194,6 +234,7 @@ def _travelling(result: Any) -> Any:
 
 _APPLY: Final[dict[str, Callable[..., _Function]]] = {
     **{name: _of_jax(name) for name in ("grad", "value_and_grad", "jacfwd", "jacrev", "hessian")},
+    ON_INSTANCE: _on_instance,
     "vmap": _vmap,
     "jvp": _jvp,
     "vjp": _vjp,

@@ -14,6 +14,7 @@ from jaxd_protocol.transformations import (
     shown_name,
     transformation,
 )
+from jaxd_protocol.transformations.spelling import ON_INSTANCE, behind_on_instance
 from jaxd_protocol.trees import dump_literal
 from tests.ids import stable_id
 
@@ -63,3 +64,15 @@ def test_people_read_the_last_one_first() -> None:
     assert shown_name("step", [grad, *flat]) == "vmap(grad(step))"
     assert (shown([grad, vmap]), shown([])) == ("grad(argnums=1), vmap", "none")
     assert shown([grad, *flat]) == "grad(argnums=1), vmap"
+
+
+def test_those_of_a_method_are_one_of_its_function() -> None:
+    """Each that comes behind them joins them; what was done to the function stays before."""
+    grad, vmap, jvp = (transformation(name, {"argnums": 1}) for name in ("grad", "vmap", "jvp"))
+    one = behind_on_instance((), grad)
+    two = behind_on_instance(one, vmap)
+    assert [options_of(each) for each in two] == [(ON_INSTANCE, {"by": (grad, vmap)})]
+    assert behind_on_instance((jvp,), grad) == (jvp, *one)
+    assert len({one, two, (grad,), (grad, vmap)}) == 4
+    assert shown_name("M.loss", (jvp, *two)) == "vmap(grad(jvp(M.loss)))"
+    assert shown(two) == "grad(argnums=1), vmap(argnums=1)"

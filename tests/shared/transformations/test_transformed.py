@@ -127,3 +127,38 @@ def test_without_transformations_it_is_the_function() -> None:
     assert transformed(product, ()) is product
     assert untransformed(of(product, "grad")) is product
     assert untransformed(product) is product
+
+
+class Held:
+    """Neither data nor hashable by content."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def slope(self, x: Any, y: Any = 2.0) -> Any:
+        """A number."""
+        return jnp.sum(self.factor * x**2 * y)
+
+
+def test_of_a_method_the_instance_is_no_argument() -> None:
+    """Whatever jax makes of it; it comes first in the call."""
+    by = (transformation("grad", {"argnums": 1}), transformation("vmap", _EACH))
+    mapped = of(Held.slope, "on_instance", by=by)
+    plain = jax.vmap(jax.grad(Held(3.0).slope, 1))
+    equal(mapped(Held(3.0), np.stack([X, Y]), X[:2]), plain(np.stack([X, Y]), X[:2]))
+    jvp = of(Held.slope, "on_instance", by=(transformation("jvp", _PLAIN),))
+    equal(jvp(Held(3.0), (X,), (Y,)), jax.jvp(Held(3.0).slope, (X,), (Y,)))
+
+
+def test_of_a_method_the_signature_begins_with_the_instance() -> None:
+    """Whose name may be static."""
+    grad = of(Held.slope, "on_instance", by=(transformation("grad", {"argnums": 0}),))
+    assert list(inspect.signature(grad).parameters) == ["self", "x", "y"]
+    jvp = of(Held.slope, "on_instance", by=(transformation("jvp", _PLAIN),))
+    assert list(inspect.signature(jvp).parameters) == ["self", "primals", "tangents", "kwargs"]
+    any_ = of(lambda *args: args[0], "on_instance", by=(transformation("grad", {}),))
+    assert list(inspect.signature(any_).parameters) == ["args"]
+
+
+_EACH = {"in_axes": 0, "out_axes": 0, "static_argnums": (), "static_argnames": ()}
+_PLAIN = {"has_aux": False, "static": ()}
