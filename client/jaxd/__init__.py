@@ -18,6 +18,7 @@ from jaxd.batching import BatchedFunction, vmap_auto
 from jaxd.client import (
     Client,
     connect,
+    devices,
     empty,
     forget,
     get,
@@ -30,6 +31,7 @@ from jaxd.client import (
 )
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
+from jaxd.devices import Device
 from jaxd.last_error import last_error
 from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
@@ -43,6 +45,7 @@ __all__ = [
     "BatchedFunction",
     "CallOptions",
     "Client",
+    "Device",
     "LazyArray",
     "PRNGKeys",
     "PersistentFunction",
@@ -51,6 +54,7 @@ __all__ = [
     "Statistics",
     "__version__",
     "connect",
+    "devices",
     "empty",
     "errors",
     "forget",

@@ -7,7 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxd.commands import doctor, functions, relay, start, status, stop, token, values, warm, why
+from jaxd.commands import (
+    devices,
+    doctor,
+    functions,
+    relay,
+    start,
+    status,
+    stop,
+    token,
+    values,
+    warm,
+    why,
+)
 from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
@@ -24,6 +36,7 @@ _OWN = {
     "why": why,
     "functions": functions,
     "values": values,
+    "devices": devices,
     "warm": warm,
     "relay": relay,
 }
@@ -44,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`, `values`),
+        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`, `values`, `devices`),
         130 after Ctrl-C; `warm --record` and `cache`: that of the program they run.
 
     Raises:

@@ -11,6 +11,7 @@ from jaxd import block_arrays, placing
 from jaxd.caller import Caller, default_caller
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
+from jaxd.devices import Device, ask_devices
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray, by_handle
 from jaxd.routes import shared_pool
@@ -21,6 +22,7 @@ from jaxd_protocol.errors import NoServer
 __all__ = [
     "Client",
     "connect",
+    "devices",
     "empty",
     "forget",
     "get",
@@ -80,6 +82,10 @@ class Client:
         """
         server = self.caller.ask("info")
         return {**server, "address": str(self.caller.address), "session": self.caller.session}
+
+    def devices(self) -> tuple[Device, ...]:
+        """As `jaxd.devices`, of this client's server."""
+        return ask_devices(self.caller)
 
     def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
         """As `jaxd.put`, on this client's server."""
@@ -156,6 +162,18 @@ def statistics() -> Statistics:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
     """
     return Client(default_caller(_with_server(Settings.resolve()))).statistics()
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices of the server that a persistent function would use, in jax's order.
+
+    With `JAXD_INLINE=1` there are none.
+
+    Raises:
+        NoServer: when there is no server.
+    """
+    settings = Settings.resolve()
+    return () if settings.inline else Client(default_caller(settings)).devices()
 
 
 def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:

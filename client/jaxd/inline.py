@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxd.arrays_here import PRNGKeys
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options
-from jaxd_protocol.errors import NoServer
+from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.jax_objects.static_leaves import close_arguments, opening
 from jaxd_protocol.statics import Statics, statics_of
 
@@ -37,13 +37,13 @@ def inline_function(
         NoServer: when this process has no jax to run it with.
     """
     jitted, statics = _jitted(function, options)
-    if not config and results != "numpy" and statics.strict:
+    if not config and results != "numpy" and statics.strict and options.device is None:
         return jitted  # type: ignore[no-any-return]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         import jax
 
-        with _settings(config or {}):
+        with _settings(config or {}, options.device):
             args, kwargs = close_arguments(args, kwargs, statics)
             result = jitted(*args, **kwargs)
         return jax.tree.map(_to_numpy, result) if results == "numpy" else result
@@ -67,7 +67,7 @@ def warm_inline(
 
     jitted, statics = _jitted(function, options)
     started = time.perf_counter()
-    with _settings(config):
+    with _settings(config, options.device):
         args, kwargs = close_arguments(args, dict(kwargs), statics)
         jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
     return Warmed("compile", time.perf_counter() - started)
@@ -102,16 +102,17 @@ class InlineStages:
     ) -> None:
         self._jitted, self._statics = _jitted(function, options)
         self._config = config
+        self._device = options.device
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Lowered`."""
-        with _settings(self._config):
+        with _settings(self._config, self._device):
             args, kwargs = close_arguments(args, kwargs, self._statics)
             return self._jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Traced`."""
-        with _settings(self._config):
+        with _settings(self._config, self._device):
             args, kwargs = close_arguments(args, kwargs, self._statics)
             return self._jitted.trace(*args, **kwargs)
 
@@ -141,13 +142,27 @@ _openings = lru_cache(maxsize=1024)(opening)
 
 
 @contextmanager
-def _settings(config: Mapping[str, Any]) -> Iterator[None]:
+def _settings(config: Mapping[str, Any], device: int | None) -> Iterator[None]:
     import jax
 
     with ExitStack() as settings:
+        if device is not None:
+            settings.enter_context(jax.default_device(_device(device)))
         for name, value in config.items():
             settings.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
         yield
+
+
+def _device(index: int) -> Any:
+    import jax
+
+    devices = jax.devices()
+    if index >= len(devices):
+        raise ConfigurationError(
+            f"device={index} is not there: with JAXD_INLINE=1 functions run in this process, of "
+            f"which the jax has {len(devices)}. Count from 0, or unset JAXD_INLINE."
+        )
+    return devices[index]
 
 
 def _to_numpy(leaf: Any) -> Any:

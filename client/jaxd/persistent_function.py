@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, SupportsIndex, TypeVar
 
 from jaxd.caller import Caller
 from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
@@ -193,6 +193,24 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         finally:
             for future in flying:
                 future.cancel()
+
+    def on(self, device: SupportsIndex | None) -> PersistentFunction[P, R]:
+        """The same function, whose calls run on that device of the server.
+
+        Args:
+            device: its index among `jaxd.devices()`, or one of these; None: that on which the
+                server runs the calls of this process. A function that names devices itself, as with
+                a mesh, runs on those.
+
+        Raises:
+            ConfigurationError: when it is no index; from a call, when there is no such device.
+        """
+        from jaxd.devices import device_index
+        from jaxd_protocol.transformations import untransformed
+
+        options = self._options._replace(device=device_index(device))
+        kin: Any = self._kin(self.__wrapped__, options, untransformed(self.__wrapped__))
+        return kin  # type: ignore[no-any-return]
 
     def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
         """Another function with the options of this one, on its server."""

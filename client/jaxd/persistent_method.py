@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from jaxd.transformable import ByName
 from jaxd_protocol.nested import BoundFunction
@@ -48,6 +48,10 @@ class PersistentMethod(BoundFunction, ByName["PersistentMethod"]):
 
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
+
+    def on(self, device: SupportsIndex | None) -> PersistentMethod:
+        """As `PersistentFunction.on`."""
+        return PersistentMethod(self.unbound().on(device), self.args[0])
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """As `PersistentFunction.remote`."""

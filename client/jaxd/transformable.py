@@ -11,6 +11,7 @@ from jaxd.inspected import Inspected
 if TYPE_CHECKING:
     from jaxd.caller import Caller
     from jaxd.persistent_function import PersistentFunction
+    from jaxd_protocol.calls import Options
 
 __all__ = ["ByName", "Transformable"]
 
@@ -178,20 +179,22 @@ class Transformable(ByName["PersistentFunction[..., Any]"], Inspected[P]):
         if LOSES_CLASS and not on_instance:
             refuse_lost_class(self, ())
         made = derived(self.__wrapped__, self._options, name, given, on_instance=on_instance)
-        key = made.options.to_bytes()
+        return self._kin(made.function, made.options, made.base)
+
+    def _kin(
+        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
+    ) -> PersistentFunction[..., Any]:
+        """One that is called as this one is; the same each time that it is asked for."""
+        key = options.to_bytes()
         found = self._derived.get(key)
         if found is None:
             from jaxd.persistent_function import PersistentFunction
 
             if len(self._derived) >= _MAX_DERIVED:
                 self._derived.clear()
-            function: PersistentFunction[..., Any] = PersistentFunction(
-                made.function,
-                made.options,
-                self._find_caller,
-                self._manner,
-                *self._identities.ways,
-                base=made.base,
+            how = self._find_caller, self._manner, *self._identities.ways
+            made: PersistentFunction[..., Any] = PersistentFunction(
+                function, options, *how, base=base
             )
-            found = self._derived.setdefault(key, function)
+            found = self._derived.setdefault(key, made)
         return found

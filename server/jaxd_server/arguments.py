@@ -156,6 +156,13 @@ def _add_devices(group: argparse._ArgumentGroup) -> None:
         "(default: all)",
     )
     group.add_argument(
+        "--devices-per-session",
+        type=parse_count,
+        metavar="N",
+        help="how many devices a client process has for itself, as far as there are enough; its "
+        "calls run on the first of them (default: 1)",
+    )
+    group.add_argument(
         "--device-memory-fraction",
         type=parse_share,
         metavar="SHARE",

@@ -62,6 +62,7 @@ class Call:
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
         said: takes what its function says while it is traced; None: nothing is.
+        device: the index of the one that it runs on, once its function is known.
     """
 
     key: bytes
@@ -87,6 +88,7 @@ class Call:
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
     said: Said | None = None
+    device: int = 0
     _rows: list[Row] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[Row]:

@@ -22,6 +22,7 @@ from jaxd_server.captured import NOTHING, Captured
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.jax_disk_cache import Compilations
 from jaxd_server.jax_handover import unpack_lowered
+from jaxd_server.jax_placement import is_bound, move_lowered
 from jaxd_server.jax_programs import Obstacle
 from jaxd_server.marshal import Arguments
 from jaxd_server.memory import resident_bytes
@@ -138,9 +139,9 @@ class Compiler:
         return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
 
     def compile(
-        self, function: LoweredFunction, name: str, options: Options, emit: Emit
+        self, function: LoweredFunction, name: str, options: Options, emit: Emit, device: int = 0
     ) -> Program:
-        """Compiles a lowered function.
+        """Compiles a lowered function, for a device of that index if it names none itself.
 
         Raises:
             Exception: what jax raises.
@@ -151,6 +152,9 @@ class Compiler:
             lowered = function.lowered
             if isinstance(lowered, bytes):
                 lowered = unpack_lowered(lowered)
+            bound = is_bound(lowered)
+            if device and not bound:
+                lowered = move_lowered(lowered, device)
             compiled = jax_programs.compile_flat(lowered)
         took = time.monotonic() - started
         self._counters.add(compile_s=took)
@@ -162,9 +166,11 @@ class Compiler:
             device_bytes=jax_programs.device_bytes(compiled),
             devices=jax_programs.device_ids(lowered),
         )
+        program.is_bound = bound
         if function.obstacle == "callbacks":
             program.calls_back = jax_programs.has_effects(lowered)
             program.calls_python = True
+            program.call = compiled  # what it calls may start others
         return program
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,10 +30,10 @@ from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
 from jaxd_server.call import Call
 from jaxd_server.executable import Executable
-from jaxd_server.executables import Plan
 from jaxd_server.in_order import InOrder
 from jaxd_server.logs import log_event
 from jaxd_server.operations import INQUIRIES, OPERATIONS
+from jaxd_server.plan import Plan
 from jaxd_server.questions import Questions
 from jaxd_server.readership import Readership
 from jaxd_server.replies import Reply
@@ -70,7 +70,10 @@ class ServerConnection(BulkConnection):
         self._room_for_words = threading.BoundedSemaphore(_MAX_WAITING_WORDS)
         self._own = Belongings(session, workshop.values, workshop.max_shared_bytes)
         self._desk = ValueDesk(
-            self._own.holdings, workshop.pipeline.shortage, workshop.max_result_bytes
+            self._own.holdings,
+            workshop.pipeline.shortage,
+            workshop.max_result_bytes,
+            session.device,
         )
         self._told: dict[str, Callable[..., None]] = {
             "drop": self._own.drop,
@@ -130,6 +133,8 @@ class ServerConnection(BulkConnection):
             return self.send_reply(seq, self._own.holdings.adopt(*args))
         if verb in ("statistics", "info"):
             return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
+        if verb == "devices":
+            return self.send_reply(seq, json.dumps(self._workshop.devices(self._session)))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
     def _on_operation(self, seq: int, work: Callable[[], Reply]) -> None:
@@ -164,7 +169,7 @@ class ServerConnection(BulkConnection):
             if stay:
                 call.stay = Stay.from_bytes(stay)
             self._own.drop(drops)
-            plan = self._workshop.pipeline.plan(key, skeleton)
+            plan = self._workshop.pipeline.plan(key, skeleton, self._session.device)
             warm = self._warm(plan)
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             if elsewhere:

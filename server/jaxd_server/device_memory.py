@@ -11,7 +11,7 @@ from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
 from jaxd_server.programs import Program
 
-__all__ = ["device_bytes_limit", "in_words", "memory_in_use"]
+__all__ = ["all_devices_bytes", "device_bytes_limit", "in_words", "memory_in_use"]
 
 _NAMED = 3
 """How many of the largest programs are named."""
@@ -20,6 +20,12 @@ _NAMED = 3
 def device_bytes_limit() -> int:
     """How much memory one device has for arrays and programs; on a CPU, that of the machine."""
     return int(_statistics().get("bytes_limit", 0)) or machine_bytes()
+
+
+def all_devices_bytes() -> int:
+    """How much all of them have together; CPU devices have the machine's in common."""
+    count = len(jax.local_devices()) if "bytes_limit" in _statistics() else 1
+    return count * device_bytes_limit()
 
 
 def memory_in_use(executables: Iterable[Executable]) -> str:

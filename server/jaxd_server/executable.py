@@ -69,6 +69,7 @@ class Executable:
         stays: what of its result stays on the server, by what its calls want and take.
         said: what the function said while it was traced, see `Said`.
         talks: whether it has said something, or calls Python while it runs; both are rare.
+        device: the index of the one that it was made for; a program that is bound has its own.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Executable:
         "_running",
         "calls",
         "costs",
+        "device",
         "form",
         "kept_as",
         "key",
@@ -113,6 +115,7 @@ class Executable:
         self.costs = costs
         self.recorded = recorded
         self.structure = structure
+        self.device = 0
         self.said = NOTHING
         self.talks = program.calls_python
         self.serial = next(_serials)
@@ -137,6 +140,31 @@ class Executable:
             with configured(self._config):
                 return self.program.call(*leaves)
         return self.program.call(*leaves)
+
+    def on(self, key: bytes, device: int, program: Program, costs: Costs) -> Executable:
+        """The same for another device.
+
+        Args:
+            key: the function's, where it says its device.
+            device: its index.
+            program: this one's, there.
+            costs: what it took.
+        """
+        moved = Executable(
+            self.name,
+            key,
+            program,
+            self.form,
+            self._config,
+            costs,
+            self.recorded,
+            self.structure,
+        )
+        moved.device = device
+        moved.note_said(self.said)
+        moved.principal = self.principal
+        moved.kept_as = self.kept_as
+        return moved
 
     def note_said(self, said: str) -> None:
         """Notes what the function said while it was traced."""

@@ -6,27 +6,32 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+
+import jax
 
 from jaxd_protocol.trees import Layout
 from jaxd_server.donation import donated_leaves
 from jaxd_server.eviction import Entry, Limits, victims
 from jaxd_server.executable import Executable
 from jaxd_server.functions import Function
-from jaxd_server.marshal import Arguments, call_order, parse_arguments
+from jaxd_server.jax_placement import are_several, places_of
+from jaxd_server.kin import Kin
+from jaxd_server.marshal import Arguments, call_order, dynamic, leaves_of, parse_arguments
 from jaxd_server.memory import resident_bytes
+from jaxd_server.plan import SOMEWHERE, Plan, Seat
 from jaxd_server.programs import Program
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.signature import signature_of
 from jaxd_server.single_flight import SingleFlight
 
-__all__ = ["Executables", "Plan"]
+__all__ = ["Executables"]
 
 _PLANS_PER_EXECUTABLE = 8
 
@@ -39,27 +44,6 @@ _LOADING = 0.3
 _NO_LIMIT = Limits(sys.maxsize)
 
 Make = Callable[[], Executable]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is known about calls with one skeleton.
-
-    Attributes:
-        layout: how to read their arguments.
-        executable: what answers them; None when pickled arguments have to be looked at each time.
-        order: for each array that the executable takes, its number among the leaves of the call.
-        donated: numbers of the leaves that such a call gives up.
-    """
-
-    layout: Layout
-    executable: Executable | None
-    order: tuple[int, ...] = ()
-    donated: frozenset[int] = frozenset()
-
-    def arrange(self, leaves: list[Any]) -> list[Any]:
-        """The leaves of a call as its executable takes them."""
-        return [leaves[index] for index in self.order]
 
 
 class Executables:
@@ -85,11 +69,12 @@ class Executables:
         self._is_kept = is_kept
         self._resident = resident
         self._resident_before = resident()
-        self._plans: dict[tuple[bytes, bytes], Plan] = {}
+        self._plans: dict[tuple[bytes, bytes, int], Plan] = {}
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
         self._flights: SingleFlight[tuple[bytes, Hashable], Executable] = SingleFlight()
+        self._kin = Kin()
         self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
         self._reclaimer = reclaimer
         reclaimer.register(self)
@@ -102,13 +87,13 @@ class Executables:
         with self._lock:
             return list(self._executables.values())
 
-    def plan(self, key: bytes, skeleton: bytes) -> Plan | None:
-        """The plan for calls with these bytes, if one was made before."""
-        return self._plans.get((key, skeleton))
+    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
+        """The plan for calls with these bytes, of sessions on that device, if one was made."""
+        return self._plans.get((key, skeleton, device))
 
-    def layout(self, key: bytes, skeleton: bytes) -> Layout:
+    def layout(self, key: bytes, skeleton: bytes, device: int = 0) -> Layout:
         """How to read the arguments of a call."""
-        plan = self._plans.get((key, skeleton))
+        plan = self._plans.get((key, skeleton, device))
         return plan.layout if plan else parse_arguments(skeleton)
 
     def obtain(
@@ -119,6 +104,8 @@ class Executables:
         arguments: Arguments,
         make: Make,
         waiting: Callable[[], None] = lambda: None,
+        move: Callable[[Executable], Executable | None] = lambda _: None,
+        seat: Seat = SOMEWHERE,
     ) -> Executable:
         """The executable for these arguments; `make` makes it when there is none.
 
@@ -130,32 +117,74 @@ class Executables:
             make: makes the executable, in one of the callers that ask for it together. As long as
                 that one keeps hold of it, the executable is not dropped.
             waiting: called in each of them, before it makes it or waits.
+            move: makes it of one for another device; None when it has to be made after all.
+            seat: where the call runs.
 
         Raises:
             ArgumentError: when an argument can be neither traced nor static.
             Exception: what `make` raises, in every caller that waited for it.
         """
-        name = (function.key, signature_of(*arguments, function.statics))
-        found = self._executables.get(name)
+        signature, device = signature_of(*arguments, function.statics), seat.device
+        found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
-            found = self._flights.run(
-                name, lambda: self._executables.get(name), lambda: self._make(name, make)
-            )
+            found = self._first(function, signature, device, make)
+            if are_several() and not _fits(found, function, device):
+                found = self._moved(found, function.key, signature, device, make, move)
         order = call_order(layout, function.statics)
         donated = donated_leaves(layout, function.options, function.parameters)
-        plan = Plan(layout, None) if order is None else Plan(layout, found, order, donated)
+        places = places_of(leaves_of(dynamic(arguments, function.statics))) if are_several() else ()
+        plan = Plan(layout, None)
+        if order is not None:
+            plan = Plan(layout, found, order, donated, places)
+        name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
                 if len(self._plans) >= _PLANS_PER_EXECUTABLE * self._limits.count:
                     self._plans.clear()  # they are made again in no time
-                self._plans[function.key, skeleton] = plan
+                self._plans[function.key, skeleton, seat.session] = plan
         return found
 
-    def _make(self, name: tuple[bytes, Hashable], make: Make) -> Executable:
+    def _first(
+        self, function: Function, signature: Hashable, device: int, make: Make
+    ) -> Executable:
+        """The executable for a device; or, where there are several, for any of them."""
+        name = _name(function.key, signature, device)
+        if not are_several():
+            return self._flights.run(
+                name, lambda: self._executables.get(name), lambda: self._make(name, make, make)
+            )
+
+        def find() -> Executable | None:
+            places = itertools.product(self._kin.of(function), range(len(jax.devices())))
+            names = (_name(key, signature, index) for key, index in places)
+            return next(filter(None, map(self._executables.get, names)), None)
+
+        return self._flights.run(
+            (function.plain_key, ("first", signature)), find, lambda: self._make(name, make, make)
+        )
+
+    def _moved(
+        self,
+        first: Executable,
+        key: bytes,
+        signature: Hashable,
+        device: int,
+        make: Make,
+        move: Callable[[Executable], Executable | None],
+    ) -> Executable:
+        """The executable for a device, of which there is one for another."""
+        name = _name(key, signature, device)
+        return self._flights.run(
+            name,
+            lambda: self._executables.get(name),
+            lambda: self._make(name, lambda: move(first) or make(), make),
+        )
+
+    def _make(self, name: tuple[bytes, Hashable], make: Make, maker: Make) -> Executable:
         executable = make()
         with self._lock:
-            self._makers[executable.serial] = make
+            self._makers[executable.serial] = maker
             self._executables[name] = executable
         self._reclaimer.relieve()
         return executable
@@ -240,6 +269,15 @@ class Executables:
             if plan.executable is not None and plan.executable.serial in serials:
                 del self._plans[bytes_]
         return gone
+
+
+def _fits(found: Executable, function: Function, device: int) -> bool:
+    """Whether it answers calls of the function on that device as it is."""
+    return found.key == function.key and (found.program.is_bound or found.device == device)
+
+
+def _name(key: bytes, signature: Hashable, device: int) -> tuple[bytes, Hashable]:
+    return key, (device, signature) if device else signature
 
 
 def _host_bytes(program: Program) -> int:

@@ -83,6 +83,14 @@ class Function:
         return self.described.options
 
     @property
+    def plain_key(self) -> bytes:
+        """The key of the same function on no device in particular."""
+        options = self.options
+        if options.device is None or self.doubt is not None:
+            return self.key
+        return function_key(self.described.fingerprint, options._replace(device=None))
+
+    @property
     def function(self) -> Callable[..., Any]:
         """What is called, once it is unpacked."""
         assert self.arrival is not None, "Functions.unpack comes first"

@@ -38,6 +38,7 @@ __all__ = [
     "NotKept",
     "Obstacle",
     "OutLeaf",
+    "begin_loading",
     "compile_flat",
     "device_bytes",
     "device_ids",
@@ -124,10 +125,7 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat
         NotKept: when this version of jax cannot load any.
         Exception: whatever jax raises when this one cannot be loaded here.
     """
-    if "keep" in _missing:
-        raise NotKept(f"jax {jax.__version__} cannot load programs in a way that jaxd knows.")
-    if _LAPACK in data:
-        _initialize_lapack()
+    begin_loading(data)
     known = {device.id: device for device in jax.devices()}
     program: Flat = serialize_executable.deserialize_and_load(
         data,
@@ -136,6 +134,18 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat
         execution_devices=[known[number] for number in devices],  # the default is all of them
     )
     return program
+
+
+def begin_loading(data: bytes) -> None:
+    """To be called before a program is loaded in any way.
+
+    Raises:
+        NotKept: when this version of jax cannot load any.
+    """
+    if "keep" in _missing:
+        raise NotKept(f"jax {jax.__version__} cannot load programs in a way that jaxd knows.")
+    if _LAPACK in data:
+        _initialize_lapack()
 
 
 def device_bytes(program: Flat) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
@@ -21,6 +22,7 @@ from jaxd_server.jax_disk_cache import bypassed, hits_here
 from jaxd_server.jax_handover import NotHandedOver
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import Arguments, dynamic, structure_of
+from jaxd_server.moving import Mover, NotMoved
 from jaxd_server.programs import Program, Programs
 from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters
@@ -100,6 +102,7 @@ class Maker:
         self._counters = counters
         self._shelf = shelf
         self._tracing = tracing
+        self._mover = Mover(self.programs, shelf)
 
     def make(
         self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
@@ -134,13 +137,27 @@ class Maker:
                 raise
             raise better from error
 
+    def moved(self, executable: Executable, function: Function, device: int) -> Made | None:
+        """The executable for another device; None when it has to be made for that."""
+        started = time.monotonic()
+        try:
+            program = self._mover.on(executable.program, device)
+        except NotMoved:
+            return None
+        costs = replace(executable.costs, paid_s=time.monotonic() - started)
+        self._counters.add(executable_loads=1, load_s=costs.paid_s)
+        return Made(
+            executable.on(function.key, device, program, costs), "load", name=executable.kept_as
+        )
+
     def discard(self, executable: Executable) -> None:
         """Forgets the program of an executable that does not run, and loads it from disk no more.
 
         The file stays until the program that is made instead takes its place.
         """
         self.programs.forget(executable.program)
-        is_replaced = self.programs.find(executable.program.id) is not None
+        found = self.programs.find(executable.program.id)
+        is_replaced = found is not None and found.is_original
         if self._shelf is not None and not is_replaced:
             self._shelf.suspect_program(executable.program.id)
 
@@ -154,7 +171,7 @@ class Maker:
         if kept is None:
             return None
         call.emit("stage", {"stage": "load", "function": function.name})
-        program = self._stored_program(kept.program)
+        program = self._stored_program(kept.program, call.device)
         if program is None:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
@@ -164,24 +181,26 @@ class Maker:
         config = function.options.config
         form = adopted(kept.form)
         loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
+        loaded.device = call.device
         loaded.note_said(kept.said)
         loaded.kept_as = name
         loaded.principal = call.session.principal
         return Made(loaded, "load", name=name)
 
-    def _stored_program(self, id: bytes) -> Program | None:  # noqa: A002
-        """A program that is in memory or on disk."""
+    def _stored_program(self, id: bytes, device: int) -> Program | None:  # noqa: A002
+        """A program that is in memory or on disk, for a device."""
         try:
-            return self.programs.obtain(id, lambda: self._read(id))
-        except _NotStored:
+            found = self.programs.obtain(id, lambda: self._read(id, device))
+            return self._mover.on(found, device)
+        except (_NotStored, NotMoved):
             return None
 
-    def _read(self, id: bytes) -> Program:  # noqa: A002
+    def _read(self, id: bytes, device: int) -> Program:  # noqa: A002
         """A program that is on disk."""
         if self._shelf is None:
             raise _NotStored
         try:
-            return self._shelf.program(id)
+            return self._shelf.program(id, device)
         except LookupError:
             raise _NotStored from None
 
@@ -240,6 +259,7 @@ class Maker:
             recorded,
             lowered.structure,
         )
+        executable.device = call.device
         executable.note_said(said)
         executable.kept_as = b"" if name is None or obstacle is not None else name
         executable.principal = call.session.principal
@@ -263,25 +283,28 @@ class Maker:
             before = hits_here()
             with bypassed() if is_kept else nullcontext():
                 program = self._compiler.compile(
-                    lowered, function.name, function.options, call.emit
+                    lowered, function.name, function.options, call.emit, call.device
                 )
             program.is_original = hits_here() == before
             return program
 
         def read_or_compile() -> Program:
             try:
-                return self._read(lowered.program)
+                return self._read(lowered.program, call.device)
             except _NotStored:
                 return compile_it()
 
         if lowered.obstacle is not None:
-            return compile_it(), True
-        program = None
-        while program is None:
+            program = compile_it()
+            program.is_written = False
+            return program, True
+        found = None
+        while found is None:
             try:
-                program = self.programs.obtain(lowered.program, read_or_compile)
+                found = self.programs.obtain(lowered.program, read_or_compile)
             except _NotStored:
                 continue  # waited for somebody who only looked whether it is on disk
+        program = self._mover.on(found, call.device, compile_it)
         if not compiled:
             self._counters.add(programs_shared=1)
         return program, bool(compiled)

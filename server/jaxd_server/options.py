@@ -68,16 +68,18 @@ class ServerOptions:
             `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
         disk_bytes: how much may lie in that folder.
         session_grace_s: seconds that a session outlives its last connection.
-        value_bytes: what arrays that stay on the server may take; None: half of the device's
+        value_bytes: what arrays that stay on the server may take; None: half of the devices'
             memory, or of the machine's where the device is a CPU; 0: as much as there is.
         value_share: of that, what one principal may take.
         content_bytes: what may be held of arrays that clients may send again; None: an eighth of
-            the device's memory, or of the machine's where the device is a CPU.
+            the devices' memory, or of the machine's where the device is a CPU.
         trace_in: where functions are traced: `"worker"`, in the process that answers calls;
             `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
             when more than one client is connected. Always in the worker on a GPU or TPU, which a
             second process cannot have.
         devices: which GPUs to use, by number or by UUID, with commas between; None: all.
+        devices_per_session: how many devices a session has for itself, as long as there are as many
+            groups of so many as sessions; its calls run on the first of them.
         device_memory_fraction: of each device's memory, how much jax may take; None: as its
             environment says, or three quarters.
         preallocate: whether jax takes that at once, or as it needs it; None: as its environment
@@ -118,6 +120,7 @@ class ServerOptions:
     content_bytes: int | None = None
     trace_in: Literal["auto", "worker", "tracer"] = "auto"
     devices: str | None = None
+    devices_per_session: int = 1
     device_memory_fraction: float | None = None
     preallocate: bool | None = None
     log_format: Literal["text", "json"] = "text"

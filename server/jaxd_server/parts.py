@@ -21,7 +21,13 @@ from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
-from jaxd_server.device_memory import device_bytes_limit, in_words, memory_in_use
+from jaxd_server.device_memory import (
+    all_devices_bytes,
+    device_bytes_limit,
+    in_words,
+    memory_in_use,
+)
+from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doorman import Doorman
 from jaxd_server.endpoint import Endpoint
@@ -99,7 +105,8 @@ class Parts:
         self._counters = counters
         contents = Contents(_content_bytes(options))
         self._values = Values(_value_bytes(options), options.value_share, contents=contents)
-        self._sessions = Sessions(options.session_grace_s, self._values)
+        self._devices = Devices(options.devices_per_session)
+        self._sessions = Sessions(options.session_grace_s, self._values, devices=self._devices)
         self._traffic = Traffic()
         jax_programs.prepare()
         packages = ImportedPackages()
@@ -153,6 +160,7 @@ class Parts:
             max_result_bytes=options.max_result_bytes,
             max_shared_bytes=machine_bytes() // 2,
             report=report,
+            devices=lambda own: {"devices": self._devices.report(self._sessions.all(), own)},
         )
 
     def settle(self) -> None:
@@ -260,12 +268,12 @@ def _limits(options: ServerOptions) -> Limits:
 
 def _value_bytes(options: ServerOptions) -> int:
     """How much values may take."""
-    return device_bytes_limit() // 2 if options.value_bytes is None else options.value_bytes
+    return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
 
 
 def _content_bytes(options: ServerOptions) -> int:
     """How much may be held of what clients may send again."""
-    return device_bytes_limit() // 8 if options.content_bytes is None else options.content_bytes
+    return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
 
 
 def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
@@ -18,15 +19,18 @@ from jaxd_protocol.trees import Layout
 from jaxd_server.admission import Admission, Running
 from jaxd_server.call import Call
 from jaxd_server.decisions import Decisions
+from jaxd_server.devices import Devices
 from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
-from jaxd_server.executables import Executables, Plan
+from jaxd_server.executables import Executables
 from jaxd_server.functions import Function, FunctionReplaced, Functions
+from jaxd_server.jax_placement import placed, places_of
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.logs import log_event
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import build_arguments, dynamic, leaves_of
 from jaxd_server.nan_search import find_nan
+from jaxd_server.plan import Plan, Seat
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
@@ -43,6 +47,10 @@ __all__ = ["Pipeline"]
 
 class _BrokenProgram(Exception):
     """A program that was read from disk does not run."""
+
+
+class _Elsewhere(Exception):
+    """The arrays of a call do not lie where those of its plan did."""
 
 
 class Pipeline:
@@ -75,10 +83,12 @@ class Pipeline:
         self.shortage = shortage
         self._renewal = renewal
         self._turns = Turns()
+        self._devices = Devices()
+        self._are_several = len(self._devices) > 1
 
-    def plan(self, key: bytes, skeleton: bytes) -> Plan | None:
-        """What is known about such calls: with an executable, the call is warm."""
-        return self.executables.plan(key, skeleton)
+    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
+        """What is known about such calls of sessions there: with an executable, they are warm."""
+        return self.executables.plan(key, skeleton, device)
 
     def answer(self, call: Call, plan: Plan | None = None) -> Reply:
         """Runs a call to its end; never raises.
@@ -104,6 +114,8 @@ class Pipeline:
                 if plan is not None and plan.executable is not None and _is_plain(call):
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
+            except _Elsewhere:
+                return self._cold(call)
             except _BrokenProgram:
                 return self._cold(call)  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
@@ -122,7 +134,10 @@ class Pipeline:
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
         running = self.admission.enter(executable.name, call.deadline)
         try:
-            leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+            if self._are_several:
+                leaves = _leaves_there(call, plan, executable.device)
+            else:
+                leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
             finish = self._started(Run(call, executable, leaves), running, self._count_hit)
             executable.starts_in(time.monotonic() - running.started)
             return finish
@@ -154,9 +169,12 @@ class Pipeline:
     def _found(self, call: Call, running: Running) -> Finish:
         """Finds or makes the executable, and runs it."""
         function = self._function(call, running)
-        layout = self.executables.layout(call.key, call.skeleton)
+        call.device = self._devices.of(function.options.device, call.session.device)
+        layout = self.executables.layout(call.key, call.skeleton, call.session.device)
         donated = donated_leaves(layout, function.options, function.parameters)
-        arguments = build_arguments(layout, call.leaves(layout, donated), function.statics)
+        with placed(call.device):
+            leaves = call.leaves(layout, donated)
+        arguments = build_arguments(layout, leaves, function.statics)
         made: list[Made] = []
 
         def make() -> Executable:
@@ -173,8 +191,21 @@ class Pipeline:
         def waiting() -> None:
             call.emit("stage", {"stage": "queued", "function": function.name})
 
+        def move(one: Executable) -> Executable | None:
+            moved = self._maker.moved(one, function, call.device)
+            if moved is not None:
+                made.append(moved)
+            return moved.executable if moved is not None else None
+
         executable = self.executables.obtain(
-            function, call.skeleton, layout, arguments, make, waiting
+            function,
+            call.skeleton,
+            layout,
+            arguments,
+            make,
+            waiting,
+            move,
+            Seat(call.device, call.session.device),
         )
         self._meet(call.session, executable, made[0] if made else None)
         if executable.talks:
@@ -310,3 +341,16 @@ def _recorded(call: Call, layout: Layout) -> RecordedCall:
 def _is_plain(call: Call) -> bool:
     """Whether all it wants is a result: what was warm before may not do for one that is strict."""
     return not (call.strict or call.warm_only)
+
+
+def _leaves_there(call: Call, plan: Plan, device: int) -> list[Any]:
+    """The arrays for an executable, on its device where they are not put somewhere on purpose.
+
+    Raises:
+        _Elsewhere: when some are, and not where those were that it was made for.
+    """
+    with placed(device):
+        leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+    if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
+        raise _Elsewhere
+    return leaves

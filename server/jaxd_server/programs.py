@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from jaxd_server.single_flight import SingleFlight
 
-__all__ = ["Program", "Programs"]
+__all__ = ["Program", "Programs", "moved_name"]
 
 
 class Program:
@@ -18,6 +18,7 @@ class Program:
     Attributes:
         id: sixteen bytes that equal programs have in common.
         call: runs it.
+        compiled: the same, as jax has it.
         compile_s: seconds that it took to compile, in whichever process that was.
         load_s: seconds that it took to read it from disk; 0 when it was compiled here.
         host_bytes: by how much the process grew for it.
@@ -26,6 +27,8 @@ class Program:
         is_original: whether XLA compiled it in this process: only then it can be written to disk.
         calls_python: whether it calls Python while it runs.
         calls_back: whether it does so for an effect; such programs run one at a time.
+        is_bound: whether its devices are part of what it is; else it may be moved to another.
+        is_written: whether it can be written, to disk or to move it.
     """
 
     __slots__ = (
@@ -34,11 +37,14 @@ class Program:
         "calls_back",
         "calls_python",
         "compile_s",
+        "compiled",
         "device_bytes",
         "devices",
         "host_bytes",
         "id",
+        "is_bound",
         "is_original",
+        "is_written",
         "load_s",
     )
 
@@ -54,15 +60,38 @@ class Program:
         is_original: bool = True,
     ) -> None:
         self.id = id
-        self.call = call
+        self.compiled = call
+        self.call = _in_turn(call) if len(devices) > 1 else call
         self.compile_s = compile_s
         self.load_s = load_s
         self.host_bytes = host_bytes
         self.device_bytes = device_bytes
         self.devices = devices
         self.is_original = is_original
+        self.is_bound = False
+        self.is_written = True
         self.calls_back = False
         self.calls_python = False
+
+
+_spread: Final = threading.Lock()
+"""Held while a program is started on several devices.
+
+These wait for each other inside of it, so all of them have to start such programs in one order.
+"""
+
+
+def _in_turn(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def in_turn(*leaves: Any) -> list[Any]:
+        with _spread:
+            return run(*leaves)
+
+    return in_turn
+
+
+def moved_name(id: bytes, device: int) -> bytes:  # noqa: A002
+    """What a program is called that was moved to another device."""
+    return id + device.to_bytes(4, "big")
 
 
 class Programs:
@@ -77,29 +106,33 @@ class Programs:
         with self._lock:
             return len(self._programs)
 
-    def find(self, id: bytes) -> Program | None:  # noqa: A002
+    def find(self, name: bytes) -> Program | None:
         """The program of that name, while something holds it."""
         with self._lock:
-            return self._programs.get(id)
+            return self._programs.get(name)
 
-    def obtain(self, id: bytes, make: Callable[[], Program]) -> Program:  # noqa: A002
+    def obtain(self, name: bytes, make: Callable[[], Program]) -> Program:
         """The program of that name; `make` makes it when there is none, once for all who ask.
+
+        Args:
+            name: its id: one for any device; or its `moved_name`.
+            make: makes it.
 
         Raises:
             Exception: what `make` raises, in every caller that waited for it.
         """
-        return self._flights.run(id, lambda: self.find(id), lambda: self._keep(make()))
+        return self._flights.run(name, lambda: self.find(name), lambda: self._keep(name, make()))
 
-    def _keep(self, program: Program) -> Program:
+    def _keep(self, name: bytes, program: Program) -> Program:
         with self._lock:
-            self._programs[program.id] = program
+            self._programs[name] = program
         return program
 
     def forget(self, program: Program) -> None:
         """Gives this one to nobody any more."""
         with self._lock:
-            if self._programs.get(program.id) is program:
-                del self._programs[program.id]
+            for name in [name for name, one in self._programs.items() if one is program]:
+                del self._programs[name]
 
     def all(self) -> list[Program]:
         """Those that there are."""

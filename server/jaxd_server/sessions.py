@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
 from jaxd_server.value import ValuesOfSession
 from jaxd_server.values import Values
+
+if TYPE_CHECKING:
+    from jaxd_server.devices import Devices
 
 __all__ = ["Session", "Sessions"]
 
@@ -34,6 +38,7 @@ class Session:
         lane: its calls on them, in order.
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
+        device: the index of the one that its calls run on, unless their function says another.
     """
 
     id: str
@@ -47,6 +52,7 @@ class Session:
     lane: Lane = field(default_factory=Lane)
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
+    device: int = 0
 
     def __post_init__(self) -> None:
         self.values = ValuesOfSession(self.principal)
@@ -59,6 +65,7 @@ class Sessions:
         grace_s: seconds that a session outlives its last connection.
         values: told when one ends, so that its values go.
         clock: seconds that only grow.
+        devices: choose one for each session; None: there is only one.
     """
 
     def __init__(
@@ -66,21 +73,26 @@ class Sessions:
         grace_s: float,
         values: Values | None = None,
         clock: Callable[[], float] = time.monotonic,
+        devices: Devices | None = None,
     ) -> None:
         self._grace_s = grace_s
         self._clock = clock
         self._values = Values() if values is None else values
         self._sessions: dict[str, Session] = {}
+        self._devices = devices if devices is not None and len(devices) > 1 else None
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
     def enter(self, wanted: str | None, principal: str) -> Session:
         """The session `wanted` when this principal left it not too long ago, else a new one."""
         self.look()
+        in_use = () if self._devices is None else self._devices.bytes_in_use()
         with self._lock:
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
+                if self._devices is not None:
+                    session.device = self._devices.freest(self._sessions.values(), in_use)
                 self._sessions[session.id] = session
             session.connections += 1
             return session
@@ -104,6 +116,12 @@ class Sessions:
         for session in over:  # behind the lock: what a lane does may take a while
             session.lane.then(partial(self._values.end, session.values))
         self._values.look()
+
+    def all(self) -> list[Session]:
+        """Those that there are."""
+        self.look()
+        with self._lock:
+            return list(self._sessions.values())
 
     @property
     def quiet_s(self) -> float:

@@ -24,6 +24,7 @@ from jaxd_server import jax_programs
 from jaxd_server.executable import Executable
 from jaxd_server.functions import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.jax_placement import are_several, read_program
 from jaxd_server.kept_calls import KeptCall, call_name
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import Arguments, dynamic, leaves_of
@@ -109,8 +110,8 @@ class Shelf:
 
     # programs ---------------------------------------------------------------------------------
 
-    def program(self, id: bytes) -> Program:  # noqa: A002
-        """Loads a program.
+    def program(self, id: bytes, device: int = 0) -> Program:  # noqa: A002
+        """Loads a program, for the device of that index if it names none itself.
 
         Raises:
             LookupError: when it is not here, or cannot be loaded; one that cannot is removed.
@@ -121,15 +122,19 @@ class Shelf:
             raise LookupError(id.hex())
         started, before = time.monotonic(), resident_bytes()
         try:
-            inputs, outputs, compile_s, devices = record.content
-            call = jax_programs.load(record.payload, inputs, outputs, devices)
+            inputs, outputs, compile_s, devices, *bound = record.content
+            is_bound = bool(bound) or len(devices) > 1
+            call, devices = read_program(
+                record.payload, inputs, outputs, devices, None if is_bound else device
+            )
         except Exception as error:
             if jax_programs.is_out_of_memory(error):
                 raise
             self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
-            self.store.remove("programs", id)
+            if not device:  # else it may well run on the one that it was compiled for
+                self.store.remove("programs", id)
             raise LookupError(id.hex()) from error
-        return Program(
+        program = Program(
             id,
             call,
             compile_s,
@@ -139,6 +144,8 @@ class Shelf:
             devices,
             is_original=False,
         )
+        program.is_bound = is_bound
+        return program
 
     def suspect_program(self, id: bytes) -> None:  # noqa: A002
         """Loads a program that did not run no more; its file stays until a new one replaces it.
@@ -156,8 +163,9 @@ class Shelf:
             return
         if not program.is_original:
             raise NotKept("it was read from disk itself, and XLA writes only what it compiled.")
-        content = (inputs, outputs, program.compile_s, program.devices)
-        self.store.write("programs", program.id, content, jax_programs.serialize(program.call))
+        bound = (True,) if program.is_bound and are_several() else ()
+        content = (inputs, outputs, program.compile_s, program.devices, *bound)
+        self.store.write("programs", program.id, content, jax_programs.serialize(program.compiled))
         self._suspects.discard(program.id)
 
     # calls ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import dump_literal, is_literal
+from jaxd_server.jax_placement import are_several, place_name, place_of
 from jaxd_server.references import class_name
 
 __all__ = ["lasting_signature", "signature_of"]
@@ -20,6 +21,8 @@ __all__ = ["lasting_signature", "signature_of"]
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Hashable:
     """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.
+
+    Where there are several devices, also the place of each array that was put somewhere.
 
     Two calls with equal signatures run the same executable; unequal ones may as well be
     different programs.
@@ -69,7 +72,9 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.shape, leaf.dtype.name, False
     if isinstance(leaf, jax.Array):
-        return leaf.shape, str(leaf.dtype), leaf.aval.weak_type
+        form = leaf.shape, str(leaf.dtype), leaf.aval.weak_type
+        place = place_of(leaf) if are_several() else None
+        return form if place is None else (*form, place)
     if type(leaf) in (bool, int, float, complex):
         # As the weakly typed array that jax makes of it, which is how it comes back from a call.
         return (), str(jax.dtypes.canonicalize_dtype(type(leaf))), type(leaf) is not bool
@@ -121,8 +126,17 @@ def _lasting(value: Any, *, static: bool) -> bytes:
     if static:
         return b"S" + content_of(value)
     leaves, structure = jax.tree.flatten(value)
-    forms = tuple(map(_leaf_signature, leaves))
+    forms = tuple(map(_lasting_leaf, leaves))
     return b"T" + b"".join(_nodes(structure)) + dump_literal(forms)
+
+
+def _lasting_leaf(leaf: Any) -> Any:
+    form: Any = _leaf_signature(leaf)
+    return form if len(form) == _FORM else (*form[:_FORM], place_name(form[_FORM]))
+
+
+_FORM: Final = 3
+"""Shape, dtype and weak type; behind them the place of an array that was put somewhere."""
 
 
 def _nodes(structure: Any) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
 from jaxd_server.compiler import Compiler
+from jaxd_server.devices import Devices
 from jaxd_server.functions import Function, FunctionReplaced, Functions, FunctionSource
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.making import explained
@@ -49,6 +50,7 @@ class Stages:
         self._compiler = compiler
         self._admission = admission
         self._counters = counters
+        self._devices = Devices()
 
     def answer(
         self, source: FunctionSource, args: tuple[Any, ...], buffers: Sequence[memoryview]
@@ -66,6 +68,7 @@ class Stages:
             running = self._admission.enter(f"({stage})", None)
             try:
                 function = self._function(key, source)
+                self._devices.of(function.options.device, 0)
                 arguments = _arguments(function, skeleton, buffers)
                 with self._compiler.room():
                     found = self._shown(function, arguments, stage, dialect, places=places)

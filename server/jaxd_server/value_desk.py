@@ -26,6 +26,7 @@ from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.trees import Layout, Leaf, TreeEncoder
 from jaxd_server.holdings import Holdings, copy_of
 from jaxd_server.jax_config import configured
+from jaxd_server.jax_placement import placed
 from jaxd_server.jax_private import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_server.marshal import parse_arguments, read_leaves
 from jaxd_server.replies import Reply
@@ -50,14 +51,18 @@ class ValueDesk:
         holdings: what there is.
         shortage: makes room on the device.
         max_result_bytes: the most that is sent at once.
+        device: the index of the one that the session's arrays are put on.
     """
 
-    def __init__(self, holdings: Holdings, shortage: Shortage, max_result_bytes: int) -> None:
+    def __init__(
+        self, holdings: Holdings, shortage: Shortage, max_result_bytes: int, device: int = 0
+    ) -> None:
         self._holdings = holdings
         self._values = holdings.values
         self._own = holdings.own
         self._shortage = shortage
         self._most = max_result_bytes
+        self._device = device
         self._verbs: Mapping[str, Callable[..., Reply]] = {
             "put": self._put,
             "fetch": self._fetch,
@@ -101,11 +106,12 @@ class ValueDesk:
         if any(row.kind == VALUE for row in rows):
             raise ProtocolError("what is put is on the server already.")
         absent = leaves_of_kinds(rows, ABSENT)
-        leaves = read_leaves(layout.without(absent), blob, buffers)
-        self._holdings.fill(rows, layout, leaves, ())
+        with placed(self._device):
+            leaves = read_leaves(layout.without(absent), blob, buffers)
+            self._holdings.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
-            with configured(config):
+            with configured(config), placed(self._device):
                 arrays = self._shortage.relieved(lambda: _arrived(leaves))
             made = [_value(array, "put") for array in arrays]
             self._add(number, made)
@@ -131,7 +137,8 @@ class ValueDesk:
 
     def _part(self, id: int, index: tuple[Any, ...], above: int, number: int) -> Reply:  # noqa: A002
         whole = self._own.get(id)
-        part = _value(_indexed(whole, index), whole.maker)
+        with placed(self._device):
+            part = _value(_indexed(whole, index), whole.maker)
         skeleton = _skeleton_of([part])
         if part.nbytes <= above:
             return (OK, skeleton), [host_data(part.array)]

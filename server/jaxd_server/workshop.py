@@ -11,6 +11,7 @@ from jaxd_server.budget import Budget
 from jaxd_server.operations import Operations
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
+from jaxd_server.sessions import Session
 from jaxd_server.stages import Stages
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
@@ -36,6 +37,7 @@ class Workshop:
         max_frame_bytes, max_result_bytes: limits of what is received and sent.
         max_shared_bytes: of a client's memory that is mapped.
         report: JSON-able answers to `statistics` and `info`.
+        devices: the same to `devices`, for a session.
     """
 
     pipeline: Pipeline
@@ -52,3 +54,4 @@ class Workshop:
     max_result_bytes: int
     max_shared_bytes: int
     report: Callable[[str], dict[str, Any]]
+    devices: Callable[[Session], dict[str, Any]]

@@ -29,6 +29,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       stages(key, skeleton, stage, dialect, places) [pickles] → JSON
               what becomes of a function: its `jaxpr`, `lowered` or `compiled`, derived anew
+      devices() → JSON                        what there is of each, and where this session is
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  what there is, what it cost and what it has saved
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
@@ -137,6 +138,7 @@ class Options(NamedTuple):
         extra_key: anything that is to tell two functions apart.
         transformations: what the function is transformed by, in this order; see
             `transformations.spelling`. The options above are those of what comes out.
+        device: which of the server's devices calls run on, by index; None: that of their session.
     """
 
     static_argnums: tuple[int, ...] | None = None
@@ -152,10 +154,12 @@ class Options(NamedTuple):
     config: tuple[tuple[str, Literal], ...] = ()
     extra_key: Literal = None
     transformations: tuple[Literal, ...] = ()
+    device: int | None = None
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: equal exactly when the options are equal."""
-        return dump_literal(tuple(self._asdict().items()))
+        values = self if self.device is not None else self[:-1]  # as before there was any
+        return dump_literal(tuple(zip(self._fields, values, strict=False)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Options:
@@ -171,7 +175,7 @@ class Options(NamedTuple):
 
     def of_jit(self) -> tuple[tuple[str, Literal], ...]:
         """Name and value of those that are not the default, but for what no call can bring."""
-        plain = self._replace(config=(), extra_key=None)._asdict().items()
+        plain = self._replace(config=(), extra_key=None, device=None)._asdict().items()
         defaults = Options()._asdict()
         return tuple((name, value) for name, value in plain if value != defaults[name])
 

@@ -104,13 +104,13 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
             return obtain(name, make)
         looking, release = threading.Event(), threading.Event()
 
-        def program(_: bytes) -> Program:
+        def program(*_: Any) -> Program:
             looking.set()
             assert release.wait(PATIENCE_S)
             raise LookupError
 
         monkeypatch.setattr(shelf, "program", program)
-        thread = start(kitchen.maker._stored_program, name)
+        thread = start(kitchen.maker._stored_program, name, 0)
         assert looking.wait(PATIENCE_S)
         monkeypatch.setattr(shelf, "program", _absent)
         (flight,) = programs._flights._flights.values()
@@ -130,8 +130,8 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
     assert counts(kitchen) == BUILT
 
 
-def _absent(name: bytes) -> Program:
-    raise LookupError(name.hex())
+def _absent(*_: Any) -> Program:
+    raise LookupError
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from jaxd_server import programs
 from jaxd_server.programs import Program, Programs
 from tests.server.staging import at_once, until, waiting
 
@@ -77,3 +78,14 @@ def test_one_program_does_not_wait_for_another() -> None:
     programs = Programs()
     outer = programs.obtain(b"p", lambda: program(programs.obtain(b"q", lambda: program(b"q")).id))
     assert outer.id == b"q"
+
+
+def test_programs_of_several_devices_start_one_at_a_time() -> None:
+    """Whichever they are: devices that wait for each other must begin them in one order."""
+
+    def run() -> list[Any]:
+        return [programs._spread.locked()]
+
+    spread, single = Program(b"p", run, devices=(0, 1)), Program(b"q", run, devices=(0,))
+    assert (spread.call(), single.call(), run()) == ([True], [False], [False])
+    assert spread.compiled is single.compiled is single.call is run

@@ -37,6 +37,8 @@ EVERY_ONE_CHANGED = [
     Options(transformations=(transformation("grad", {}),)),
     Options(transformations=(transformation("grad", {}), transformation("vmap", {}))),
     Options(transformations=(transformation("vmap", {}), transformation("grad", {}))),
+    Options(device=0),
+    Options(device=1),
 ]
 
 
@@ -51,9 +53,15 @@ def test_options_that_differ_have_different_bytes() -> None:
     assert len({options.to_bytes() for options in EVERY_ONE_CHANGED}) == len(EVERY_ONE_CHANGED)
 
 
+def test_who_says_no_device_has_the_key_that_there_was_before_there_were_any() -> None:
+    """What is on disk stays good."""
+    before = tuple(item for item in Options(extra_key="a")._asdict().items() if item[0] != "device")
+    assert Options(extra_key="a").to_bytes() == dump_literal(before)
+
+
 def test_an_inner_function_has_the_options_of_jit() -> None:
     """Only what is not the default, and neither settings nor what tells keys apart."""
-    assert Options(config=(("jax_enable_x64", True),), extra_key="a").of_jit() == ()
+    assert Options(config=(("jax_enable_x64", True),), extra_key="a", device=1).of_jit() == ()
     options = Options(static_argnames=("n",), static="jax")
     assert options.of_jit() == (("static_argnames", ("n",)), ("static", "jax"))
     assert Options(**dict(options.of_jit())) == options

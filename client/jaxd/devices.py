@@ -1,0 +1,73 @@
+"""The devices of a server, as clients see them: what there is, and which one calls run on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+from jaxd.caller import Caller
+from jaxd_protocol.errors import ConfigurationError
+
+__all__ = ["Device", "ask_devices", "device_index"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a server, as it was when it was asked for; `f.on(device=…)` takes it.
+
+    Attributes:
+        index: its number: `jax.devices()[index]` inside of a function.
+        platform: `cpu`, `gpu` or `tpu`.
+        kind: what jax calls it, such as `NVIDIA H100 80GB HBM3`.
+        bytes_in_use: of its memory; on a CPU, what lies there in arrays.
+        bytes_limit: how much it has for arrays and programs; on a CPU, that of the machine.
+        sessions: clients that are connected and whose calls run on it, or on one of its group.
+        is_yours: whether this client is one of them.
+    """
+
+    index: int
+    platform: str
+    kind: str
+    bytes_in_use: int
+    bytes_limit: int
+    sessions: int
+    is_yours: bool
+
+    def __index__(self) -> int:
+        return self.index
+
+    @classmethod
+    def from_report(cls, row: Mapping[str, Any]) -> Device:
+        """Reads what a server answered."""
+        return cls(**{name: row[name] for name in cls.__slots__})
+
+
+def ask_devices(caller: Caller) -> tuple[Device, ...]:
+    """Those of a server, in jax's order.
+
+    Raises:
+        NoServer: when it cannot be reached.
+    """
+    return tuple(map(Device.from_report, caller.ask("devices")["devices"]))
+
+
+def device_index(device: SupportsIndex | None) -> int | None:
+    """A device as it stands in a function's options.
+
+    Raises:
+        ConfigurationError: when it is no index.
+    """
+    if device is None:
+        return None
+    try:
+        index = -1 if isinstance(device, bool) else operator.index(device)
+    except TypeError:
+        index = -1
+    if index < 0:
+        raise ConfigurationError(
+            f"device={device!r} is no device of a server. Give its index, such as 0, or one of "
+            "jaxd.devices()."
+        )
+    return index
