@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
 from jaxd import block_arrays, placing
 from jaxd.caller import Caller, default_caller
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
-from jaxd.devices import Device, ask_devices
+from jaxd.devices import Device, ask_devices, device_index
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray, by_handle
 from jaxd.routes import shared_pool
@@ -133,6 +134,7 @@ def connect(
     host: str | None = None,
     port: int | None = None,
     token: str | None = None,
+    device: SupportsIndex | None = None,
 ) -> Client:
     """A client of its own, connected at once.
 
@@ -142,6 +144,8 @@ def connect(
         host: a TCP host instead of `server`.
         port: a TCP port instead of `server`.
         token: what a server over TCP or TLS asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        device: the server's device that its calls run on, by index; else `JAXD_DEVICE`, else the
+            server chooses.
 
     Returns:
         The client; use it as a context manager or call its `close`.
@@ -149,8 +153,12 @@ def connect(
     Raises:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
         AuthenticationFailed, VersionMismatch: when the handshake fails.
+        ConfigurationError: when the server has no such device.
     """
-    client = Client(Caller(_with_server(Settings.resolve(server, host, port, token))))
+    settings = _with_server(Settings.resolve(server, host, port, token))
+    if device is not None:
+        settings = replace(settings, device=device_index(device))
+    client = Client(Caller(settings))
     client.caller.connection()
     return client
 

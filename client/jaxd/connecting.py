@@ -69,7 +69,7 @@ def _greet(
     line.settimeout(GREETING_S)
     token = settings.read_token() if address.needs_token else None
     try:
-        return greet_server(line, _versions(), token, session)
+        return greet_server(line, _versions(), token, session, settings.device)
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except TimeoutError as error:

@@ -19,7 +19,11 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "ca_file": str,
     "autostart": bool,
     "compress": bool,
+    "device": int,
 }
+
+
+_EXAMPLES: Mapping[type, str] = {str: '"…"', bool: "true or false", int: "0"}
 
 
 def config_file() -> str:
@@ -39,6 +43,7 @@ class Settings:
         autostart: whether a local server may be started when none runs.
         inline: whether functions run in this process, without any server.
         compress: whether arrays may be compressed on their way over a slow network.
+        device: the index of the server's device that calls run on; None: the server chooses.
     """
 
     server: Address | None = None
@@ -48,6 +53,7 @@ class Settings:
     autostart: bool = True
     inline: bool = False
     compress: bool = False
+    device: int | None = None
 
     @classmethod
     def resolve(
@@ -83,6 +89,7 @@ class Settings:
             compress=environment["JAXD_COMPRESS"] != "0"
             if environment.get("JAXD_COMPRESS")
             else file.get("compress", False),
+            device=_device(environment.get("JAXD_DEVICE"), file.get("device")),
         )
 
     def read_token(self) -> str | None:
@@ -121,6 +128,17 @@ def _address(text: str | None, source: str) -> Address | None:
         raise ConfigurationError(f"{source}: {error}") from error
 
 
+def _device(text: str | None, from_file: int | None) -> int | None:
+    if not text:
+        return from_file
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigurationError(
+            f"JAXD_DEVICE={text!r} is no device of a server. Give its index, such as 0; "
+            "`jaxd devices` lists them."
+        )
+    return int(text)
+
+
 def _read_config() -> Mapping[str, Any]:
     path = config_file()
     try:
@@ -148,6 +166,6 @@ def _check_entry(path: str, name: str, value: object) -> None:
     if wanted is None:
         known = ", ".join(_CONFIG_TYPES)
         raise ConfigurationError(f"{path}: {name!r} is not a setting; remove it (known: {known}).")
-    if not isinstance(value, wanted):
-        example = '"…"' if wanted is str else "true or false"
+    if type(value) is not wanted or (wanted is int and value < 0):  # type: ignore[operator]
+        example = _EXAMPLES[wanted]
         raise ConfigurationError(f"{path}: {name} must be written as {name} = {example}.")

@@ -17,8 +17,8 @@ import rpyc
 from rpyc.utils.server import ThreadedServer
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.handshake import finish_greeting
+from jaxd_protocol.errors import ConfigurationError, JaxdError
+from jaxd_protocol.handshake import finish_greeting, refuse
 from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection
@@ -138,7 +138,12 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         if admitted.guest is None or admitted.said is None:
             return self._serve_stock_client(admitted)
         line = admitted.line
-        session = self._sessions.enter(admitted.guest.session, admitted.principal)
+        guest = admitted.guest
+        try:
+            session = self._sessions.enter(guest.session, admitted.principal, guest.device)
+        except ConfigurationError as error:
+            refuse(line, ConfigurationError, str(error))
+            raise
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
@@ -155,7 +160,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         workshop = self._workshop
         share = Share(workshop.budget, workshop.slots)
         channel = BulkChannel(stream_over(admitted.line), workshop.max_frame_bytes, share.admit)
-        session = self._sessions.enter(None, principal)
+        session = self._sessions.enter(None, principal, 0)  # where its calls run
         workshop.traffic.add(channel)
         try:
             serve_stock(workshop.pipeline, share, channel, principal)

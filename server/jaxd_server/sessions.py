@@ -79,21 +79,35 @@ class Sessions:
         self._clock = clock
         self._values = Values() if values is None else values
         self._sessions: dict[str, Session] = {}
-        self._devices = devices if devices is not None and len(devices) > 1 else None
+        self._devices = devices
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
-    def enter(self, wanted: str | None, principal: str) -> Session:
-        """The session `wanted` when this principal left it not too long ago, else a new one."""
+    def enter(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
+        """The session `wanted` when this principal left it not too long ago, else a new one.
+
+        Args:
+            wanted: its id.
+            principal: who the client is.
+            device: the index of the one that it is to be on; None: it stays, or one is chosen.
+
+        Raises:
+            ConfigurationError: when there is no such device.
+        """
         self.look()
-        in_use = () if self._devices is None else self._devices.bytes_in_use()
+        devices = self._devices
+        if devices is not None:
+            devices.of(device, 0)
+            in_use = devices.bytes_in_use() if len(devices) > 1 else ()
         with self._lock:
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
-                if self._devices is not None:
-                    session.device = self._devices.freest(self._sessions.values(), in_use)
+                if devices is not None and len(devices) > 1:
+                    session.device = devices.freest(self._sessions.values(), in_use)
                 self._sessions[session.id] = session
+            if device is not None:
+                session.device = device
             session.connections += 1
             return session
 

@@ -25,7 +25,14 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+    VersionMismatch,
+)
 from jaxd_protocol.peers import Peer, check_versions, this_end
 
 __all__ = [
@@ -129,7 +136,11 @@ def _receive(sock: Line, count: int) -> bytes:
 
 
 def greet_server(
-    sock: Line, versions: Mapping[str, str], token: str | None, session: str | None
+    sock: Line,
+    versions: Mapping[str, str],
+    token: str | None,
+    session: str | None,
+    device: int | None = None,
 ) -> Message:
     """The client's side: returns the server's last message (`peer` added as a `Peer`).
 
@@ -138,8 +149,10 @@ def greet_server(
         versions: package versions to report.
         token: what both ends must prove to hold; None takes a server that asks for nothing.
         session: the session to resume, or None for a new one.
+        device: the index of the one that its calls are to run on; None: the server chooses.
 
     Raises:
+        ConfigurationError: the server has no such device.
         AuthenticationFailed: wrong, missing or unprovable token; user not admitted.
         VersionMismatch: the ends cannot exchange code.
         NoServer: the server refused for another reason, or is no jaxd server.
@@ -148,7 +161,8 @@ def greet_server(
     said = Transcript()
     me = this_end(versions)
     sock.sendall(MAGIC)
-    hello = {**me.to_message(), "session": session, "nonce": _fresh_nonce()}
+    wanted = {} if device is None else {"device": device}
+    hello = {**me.to_message(), "session": session, "nonce": _fresh_nonce(), **wanted}
     send_message(sock, hello, said)
     welcome = _checked(receive_message(sock, said))
     server = Peer.from_message(welcome)
@@ -180,7 +194,8 @@ def _checked(message: Message) -> Message:
     error = message.get("error")
     if error is None:
         return message
-    kinds = {kind.__name__: kind for kind in (AuthenticationFailed, VersionMismatch, ProtocolError)}
+    known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
+    kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
     raise kinds.get(str(error), NoServer)(str(message.get("text", "the server refused.")))
 
 
@@ -191,11 +206,13 @@ class Guest(NamedTuple):
         peer: what it said of itself.
         session: the session that it wants to resume, or None.
         principal: who it is allowed to be.
+        device: the index of the one that it wants its calls to run on, or None.
     """
 
     peer: Peer
     session: str | None
     principal: str
+    device: int | None = None
 
 
 def greet_client(
@@ -223,7 +240,13 @@ def greet_client(
         send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
         raise
     session = hello.get("session")
-    guest = Guest(client, session if isinstance(session, str) else None, principal)
+    device = hello.get("device")
+    guest = Guest(
+        client,
+        session if isinstance(session, str) else None,
+        principal,
+        device if type(device) is int else None,
+    )
     if token is None:
         return guest, said
     welcome = {**me.to_message(), "auth": "token", "nonce": _fresh_nonce()}
@@ -235,7 +258,7 @@ def greet_client(
         send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
         raise AuthenticationFailed(text)
     digest = hashlib.sha256(token.encode()).hexdigest()[:12]
-    return Guest(client, guest.session, f"token:{digest}"), said
+    return guest._replace(principal=f"token:{digest}"), said
 
 
 def finish_greeting(

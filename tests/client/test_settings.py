@@ -87,6 +87,22 @@ def test_compression_is_asked_for(
     assert Settings.resolve().compress is wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "variable", "wanted"),
+    [("", "", None), ("", "3", 3), ("device = 2", "", 2), ("device = 2", "0", 0)],
+)
+def test_a_device_is_asked_for(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, text: str, variable: str, wanted: int | None
+) -> None:
+    """By `JAXD_DEVICE`, else in the config file."""
+    write_config(text)
+    monkeypatch.setenv("JAXD_DEVICE", variable)
+    assert Settings.resolve().device == wanted
+    monkeypatch.setenv("JAXD_DEVICE", "-1")
+    with pytest.raises(ConfigurationError, match="JAXD_DEVICE='-1' is no device"):
+        Settings.resolve()
+
+
 def test_autostart_can_be_switched_off_for_good(runtime: Path) -> None:
     """In the config file."""
     write_config("autostart = false")
@@ -99,6 +115,8 @@ def test_autostart_can_be_switched_off_for_good(runtime: Path) -> None:
         ("server = tcp://gpu", "is not TOML.*line 1"),
         ("sevrer = 'tcp://gpu'", "'sevrer' is not a setting.*known: server, token_file"),
         ("autostart = 0", "autostart = true or false"),
+        ("device = true", "device = 0"),
+        ("device = -1", "device = 0"),
         ("token_file = 1", 'token_file = "…"'),
     ],
 )

@@ -20,7 +20,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import ConfigurationError, ValueDeleted
 from tests.end_to_end.counting import BUILT, WARM, costs
-from tests.live_server import LiveServer
+from tests.live_server import TOKEN, LiveServer
 
 pytestmark = pytest.mark.own_server
 
@@ -359,6 +359,21 @@ def test_sessions_are_placed_on_the_freest_device(eight: LiveServer) -> None:
         with connect(eight.unix) as third:
             assert here(third) != here(first)
         assert first.devices()[left].sessions == 0
+
+
+def test_a_client_may_say_where_it_computes(
+    eight: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by its environment; a device that is not there is an error when it connects."""
+    with connect(eight.unix, device=6) as client:
+        assert here(client) == 6
+        assert grown(client, lambda: client.persistent_call(doubled)(X))[1] == {6}
+        assert grown(client, lambda: client.put(X))[1] == {6}
+    monkeypatch.setenv("JAXD_DEVICE", "5")
+    with connect(eight.tcp, token=TOKEN) as client:
+        assert here(client) == 5
+    with pytest.raises(ConfigurationError, match="8 devices: 0 to 7"):
+        connect(eight.tcp, token=TOKEN, device=8)
 
 
 def test_a_session_keeps_its_place_when_its_connection_is_lost(eight: LiveServer) -> None:
