@@ -110,6 +110,13 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         help="token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
     )
     group.add_argument(
+        "--token-dir",
+        type=parse_folder,
+        metavar="PATH",
+        help="folder of further tokens, one for each name, as made by `jaxd token --name`, or "
+        "`none` (default: where that puts them)",
+    )
+    group.add_argument(
         "--allow-uid",
         action="append",
         type=parse_user,

@@ -54,6 +54,14 @@ class Contents:
                 gone.append(self._take_oldest())
         del gone  # frees memory, and not under the lock
 
+    def forget(self, principal: str) -> None:
+        """Lets go of all that somebody has."""
+        with self._lock:
+            theirs = [key for key in self._held if key[0] == principal]
+            gone = [self._held.pop(key) for key in theirs]
+            self._nbytes -= sum(value.nbytes for value in gone)
+        del gone  # frees memory, and not under the lock
+
     def find(self, principal: str, content: ContentId) -> Value | None:
         """The array with that content, of that principal's; None when it is not here."""
         with self._lock:

@@ -7,13 +7,14 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from jaxd_protocol.accounts import Account
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import AuthenticationFailed, ProtocolError
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ProtocolError
 from jaxd_protocol.handshake import (
     MAGIC,
     Guest,
@@ -24,8 +25,9 @@ from jaxd_protocol.handshake import (
     refuse,
 )
 from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.allowance import Allowance, place_of
 
-__all__ = ["GREETING_S", "Admitted", "Doorman", "peer_uid"]
+__all__ = ["GREETING_S", "Admitted", "Doorman", "peer_uid", "wrong_tokens"]
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
@@ -45,14 +47,23 @@ class Admitted:
         principal: who it is allowed to be.
         guest: what our own client said of itself; None for a stock rpyc client.
         said: the handshake so far, which the welcome completes.
-        token: what both ends proved to hold, if anything.
+        account: whose token both ends proved to hold, if any.
     """
 
     line: socket.socket | TlsSocket
     principal: str
     guest: Guest | None = None
     said: Transcript | None = None
-    token: str | None = None
+    account: Account | None = None
+
+
+def wrong_tokens() -> Allowance:
+    """What is remembered of wrong tokens: twenty from one address, and then one in three seconds.
+
+    A token that `jaxd token` has made is never guessed, however many may be tried; one that
+    somebody has thought up might be.
+    """
+    return Allowance(20, 1 / 3)
 
 
 class Doorman:
@@ -60,28 +71,31 @@ class Doorman:
 
     Args:
         address: what the listener listens on.
-        token: what clients over TCP must prove to hold; None where none is asked for.
+        accounts: those at this moment whose clients may come over TCP; asked for each of them.
         uid: the user that may connect to a Unix socket: the server's own.
         stock_loopback: whether stock rpyc clients and ours may come without a token over
             loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
         versions: package versions to tell.
         guests: other users that may.
         tls: with which certificate clients are accepted; None: without TLS.
+        failures: the wrong tokens so far, of all listeners.
     """
 
     def __init__(
         self,
         address: Address,
-        token: str | None,
+        accounts: Callable[[], Collection[Account]],
         uid: int,
         stock_loopback: bool,
         versions: Mapping[str, str],
         *,
         guests: Collection[int] = (),
         tls: ssl.SSLContext | None = None,
+        failures: Allowance | None = None,
     ) -> None:
         self._unix = address.kind == "unix"
-        self._token = None if self._unix else token
+        self._accounts = accounts
+        self._failures = wrong_tokens() if failures is None else failures
         self._uid = uid
         self._guests = frozenset(guests)
         self._tls = tls
@@ -95,6 +109,7 @@ class Doorman:
 
         Raises:
             AuthenticationFailed: wrong user, wrong or missing token.
+            Busy: too many wrong tokens have come from there.
             VersionMismatch: our own client, but of another Python or protocol.
             ProtocolError: something that is no client at all, or one too many at a time.
             EOFError, OSError: the peer left or was too slow.
@@ -108,7 +123,7 @@ class Doorman:
             hurried = _Hurried(sock)
             first = self._peek(hurried)
             if wrong_user is not None:
-                raise _refused(hurried, wrong_user, is_ours=first == MAGIC)
+                raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
                 return self._greet_over_tls(sock, hurried, self._tls, first, principal)
             return self._greet(sock, hurried, first, principal)
@@ -132,8 +147,9 @@ class Doorman:
     ) -> Admitted:
         if first == MAGIC:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
-            raise _refused(hurried, text, is_ours=True)
-        self._required_token(hurried)
+            raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
+        if not self._accounts():
+            raise AuthenticationFailed(_TAKES_NOBODY)  # only inside of TLS could it be said
         line = TlsSocket(sock, context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
@@ -146,8 +162,6 @@ class Doorman:
         self, sock: socket.socket, hurried: _Hurried, first: bytes, principal: str
     ) -> Admitted:
         if first == MAGIC:
-            if not self._open:
-                self._required_token(hurried)
             hurried.recv(len(MAGIC), socket.MSG_WAITALL)
             return self._greet_ours(sock, hurried, principal)
         if not self._open:
@@ -160,13 +174,19 @@ class Doorman:
     def _greet_ours(
         self, line: socket.socket | TlsSocket, hurried: _Hurried, principal: str
     ) -> Admitted:
-        guest, said = greet_client(hurried, self._versions, self._token, principal)
-        return Admitted(line, guest.principal, guest, said, self._token)
-
-    def _required_token(self, sock: Line) -> None:
-        if self._token is None:
-            text = "the server has no token and takes no clients over TCP."
-            raise _refused(sock, text, is_ours=True)
+        accounts = () if self._unix else self._accounts()
+        if not (accounts or self._open):
+            raise _turned_away(hurried, AuthenticationFailed(_TAKES_NOBODY))
+        place = place_of(line.getpeername())
+        wait_s = self._failures.wait_s(place) if accounts else 0.0
+        if wait_s:
+            raise _turned_away(hurried, _too_many(place, wait_s))
+        try:
+            guest, said = greet_client(hurried, self._versions, accounts, principal)
+        except AuthenticationFailed:
+            self._failures.note(place)
+            raise
+        return Admitted(line, guest.principal, guest, said, guest.account)
 
     def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
         """Who the peer is without a token, and why it may not be here, if so."""
@@ -192,14 +212,32 @@ class Doorman:
         return first
 
 
-def _refused(sock: Line, text: str, *, is_ours: bool) -> AuthenticationFailed:
-    """Tells one of our own clients why it may not come in, and returns that as an error."""
+_TAKES_NOBODY: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
+
+
+def _too_many(place: str, wait_s: float) -> Busy:
+    return Busy(
+        f"too many wrong tokens have come from {place}. The next one is looked at in "
+        f"{wait_s:.0f} s; check yours meanwhile.",
+        wait_s,
+    )
+
+
+def _refused(sock: Line, error: JaxdError, *, is_ours: bool) -> JaxdError:
+    """Tells one of our own clients why it may not come in, and returns that."""
     if is_ours:
-        with suppress(ProtocolError, EOFError, OSError):
+        with suppress(EOFError, OSError):
             sock.recv(len(MAGIC), socket.MSG_WAITALL)
-            receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
-            refuse(sock, AuthenticationFailed, text)
-    return AuthenticationFailed(text)
+            return _turned_away(sock, error)
+    return error
+
+
+def _turned_away(sock: Line, error: JaxdError) -> JaxdError:
+    """As `_refused`, of a client whose first bytes were read."""
+    with suppress(ProtocolError, EOFError, OSError):
+        receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
+        refuse(sock, error)
+    return error
 
 
 class _Hurried:

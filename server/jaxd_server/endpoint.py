@@ -20,18 +20,23 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError, JaxdError
 from jaxd_protocol.handshake import finish_greeting, refuse
 from jaxd_protocol.wire import BulkChannel, stream_over
+from jaxd_server.allowance import Allowance, place_of
 from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection
 from jaxd_server.doorman import Admitted, Doorman
 from jaxd_server.logs import log_event
 from jaxd_server.sessions import Sessions
 from jaxd_server.stock import serve_stock
+from jaxd_server.visitors import Visitors
 from jaxd_server.workshop import Workshop
 
 __all__ = ["Endpoint"]
 
 _RETRY_S = 1.0
 """Until a process that may open no more files tries again to accept."""
+
+_LINES_AT_ONCE = 100
+"""In the log, of refused peers of one address; after that it is one a second."""
 
 
 class Endpoint(ThreadedServer):  # type: ignore[misc]
@@ -47,6 +52,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         sessions: where clients are entered.
         workshop: what all connections share.
         welcome: what a client is told of the server, beside its session.
+        visitors: those who came in with an account; by default nobody looks at them.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         sessions: Sessions,
         workshop: Workshop,
         welcome: Callable[[], dict[str, Any]],
+        visitors: Visitors | None = None,
     ) -> None:
         self.active = False
         self._closed = False
@@ -75,6 +82,8 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         self._sessions = sessions
         self._workshop = workshop
         self._welcome = welcome
+        self._visitors = visitors or Visitors()
+        self._lines = Allowance(_LINES_AT_ONCE, 1.0)
 
     def start_in_thread(self) -> None:
         """Accepts from now on, in a thread of its own."""
@@ -120,19 +129,28 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
 
     def _authenticate_and_serve_client(self, sock: socket.socket) -> None:
-        peer = _peer_of(sock)
+        peer, place = _peer_of(sock)
         try:
             admitted = self.authenticator(sock)
-            self._serve_client(admitted)
+            if admitted.account is not None:
+                log_event("client_admitted", peer=peer, principal=admitted.principal)
+            with self._visitors.present(sock, admitted.account):
+                self._serve_client(admitted)
         except JaxdError as error:
-            log_event("client_refused", level=logging.WARNING, peer=peer, reason=str(error))
+            self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))
         except (EOFError, OSError) as error:
-            log_event("client_left_early", peer=peer, reason=str(error))
+            self._log_refusal("client_left_early", logging.INFO, peer, place, str(error))
         except Exception:  # noqa: BLE001  one client must not end the others
             log_event("client_failed", level=logging.ERROR, peer=peer)
         finally:
             self.clients.discard(sock)
             sock.close()
+
+    def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
+        """At a rate at which nobody fills the disk."""
+        passed_over = self._lines.take(place)
+        if passed_over is not None:
+            log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)
 
     def _serve_client(self, admitted: Admitted) -> None:
         if admitted.guest is None or admitted.said is None:
@@ -147,7 +165,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
-            finish_greeting(line, versions, admitted.token, admitted.said, welcome)
+            finish_greeting(line, versions, admitted.account, admitted.said, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
             ServerConnection(self.service, stream, self._workshop, session).serve()
@@ -170,9 +188,10 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             self._sessions.leave(session, for_good=True)
 
 
-def _peer_of(sock: socket.socket) -> str:
+def _peer_of(sock: socket.socket) -> tuple[str, str]:
+    """What the log calls a peer, and the place that its lines are counted for."""
     try:
         name = sock.getpeername()
     except OSError:
-        return "gone"
-    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "unix"
+        return "gone", "gone"
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "unix", place_of(name)

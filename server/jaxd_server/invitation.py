@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
+from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import certificate_of, fingerprint_of, server_context
 from jaxd_protocol.errors import ConfigurationError
@@ -31,7 +32,8 @@ def ready_for_tls(options: ServerOptions) -> ServerOptions:
     """
     if not any(address.kind == "tls" for address in options.listen):
         return options
-    if options.read_token() is None:
+    named = options.token_folder is not None and token_files(options.token_folder)
+    if options.read_token() is None and not named:
         options = replace(options, token_file=_token_file())
     if options.tls_cert is None:
         path = prepare_own_certificate()
@@ -75,6 +77,8 @@ def _line(options: ServerOptions, address: Address) -> str:
     pin = fingerprint_of(certificate_of(options.tls_cert)) if is_own else ""
     words = f"export JAXD_SERVER={shlex.quote(str(Address.tls(host, port, pin)))}"
     if options.token_file is None:
+        if options.read_token() is None:
+            return f"{words} JAXD_TOKEN_FILE=…"  # the one of whoever types it
         return f"{words} JAXD_TOKEN=…"  # it came in this server's environment: no log shows it
     return f"{words} JAXD_TOKEN_FILE={_quoted(options.token_file)}"
 

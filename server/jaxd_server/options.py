@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from jaxd_protocol.accounts import default_token_dir
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.paths import LocalServerFiles
 from jaxd_protocol.tokens import read_token_file
@@ -39,6 +40,8 @@ class ServerOptions:
         listen: the addresses to open; by default the local socket of this environment.
         control: path of the control socket; None: derived from the first address.
         token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
+        token_dir: folder of named tokens; `"none"`: there are none; None: the one where
+            `jaxd token --name` puts them.
         allow_uids: users beside the server's own that may connect to its Unix sockets.
         tls_cert: PEM file with the certificate for TLS; None: the server makes one for itself.
         tls_key: PEM file with its key; None: it is in `tls_cert`.
@@ -92,6 +95,7 @@ class ServerOptions:
     listen: tuple[Address, ...] = field(default_factory=_local_socket)
     control: str | None = None
     token_file: str | None = None
+    token_dir: str | None = None
     allow_uids: tuple[int, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -135,6 +139,12 @@ class ServerOptions:
         if self.token_file is not None:
             return read_token_file(self.token_file)
         return os.environ.get("JAXD_TOKEN", "").strip() or None
+
+    @property
+    def token_folder(self) -> str | None:
+        """The folder of named tokens, which need not be there; None: none are taken."""
+        folder = self.token_dir
+        return None if folder == "none" else folder or default_token_dir()
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values; `from_json` of it is equal to this."""

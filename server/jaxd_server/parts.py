@@ -17,6 +17,7 @@ import jax
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import server_context
 from jaxd_server import jax_disk_cache, jax_programs
+from jaxd_server.accounts import Accounts
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
 from jaxd_server.compiler import Compiler
@@ -29,7 +30,7 @@ from jaxd_server.device_memory import (
 )
 from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
-from jaxd_server.doorman import Doorman
+from jaxd_server.doorman import Doorman, wrong_tokens
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.eviction import Limits
 from jaxd_server.executable import Executable
@@ -62,6 +63,7 @@ from jaxd_server.tracing import TraceIn, Tracing
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 from jaxd_server.verification import Verifier
+from jaxd_server.visitors import Visitors
 from jaxd_server.workshop import Workshop
 
 __all__ = ["Parts"]
@@ -100,7 +102,9 @@ class Parts:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._options = options
-        self._token = options.read_token()
+        self._accounts = Accounts(options)
+        self._visitors = Visitors(self._accounts, self._forget)
+        self._failures = wrong_tokens()
         self._tls = _tls_context(options)
         self._counters = counters
         contents = Contents(_content_bytes(options))
@@ -174,14 +178,17 @@ class Parts:
         """The server for one inherited listener."""
         doorman = Doorman(
             address,
-            self._token,
+            self._accounts.now,
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
             self.versions,
             guests=self._options.allow_uids,
             tls=self._tls if address.kind == "tls" else None,
+            failures=self._failures,
         )
-        return Endpoint(sock, address, doorman, self._sessions, self._workshop, welcome)
+        return Endpoint(
+            sock, address, doorman, self._sessions, self._workshop, welcome, self._visitors
+        )
 
     def drain(self) -> None:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
@@ -202,6 +209,12 @@ class Parts:
         """What is looked at several times a second."""
         self._sessions.look()
         self._rest.look()
+        self._visitors.look()
+
+    def _forget(self, principal: str) -> None:
+        """Lets go of all that somebody had here who is not to come back."""
+        self._sessions.end_all_of(principal)
+        self._values.forget(principal)
 
     def _holders(self) -> str:
         """What uses memory, in words."""
@@ -231,6 +244,7 @@ class Parts:
             "functions": len(self.pipeline.functions),
             "connections": self._sessions.connections,
             "sessions": len(self._sessions),
+            "principals": self._sessions.by_principal(),
             "values": len(self._values),
             "value_bytes": self._values.nbytes,
             "content_bytes": self._values.contents.nbytes,

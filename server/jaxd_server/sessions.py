@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
@@ -120,6 +120,15 @@ class Sessions:
                 session.left_at = -math.inf
         self.look()
 
+    def end_all_of(self, principal: str) -> None:
+        """Nobody comes back for what these sessions hold: they end with their connections."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.principal == principal:
+                    session.is_over = True
+                    session.left_at = -math.inf
+        self.look()
+
     def look(self) -> None:
         """Ends the sessions whose clients have been away for too long; to be called often."""
         with self._lock:
@@ -147,6 +156,17 @@ class Sessions:
         """Number of open connections."""
         with self._lock:
             return sum(session.connections for session in self._sessions.values())
+
+    def by_principal(self) -> list[dict[str, Any]]:
+        """One row for each principal that has sessions: how many, and how many connections."""
+        rows: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            for session in self._sessions.values():
+                fresh = {"principal": session.principal, "connections": 0, "sessions": 0}
+                row = rows.setdefault(session.principal, fresh)
+                row["connections"] += session.connections
+                row["sessions"] += 1
+        return [rows[name] for name in sorted(rows)]
 
     def __len__(self) -> int:
         self.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import CannotListen
 from jaxd_server.options import ServerOptions
@@ -15,12 +16,14 @@ def check_trust(options: ServerOptions) -> None:
     Raises:
         CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
             machine in plain text without words that say so.
-        ConfigurationError: when the token file is missing, empty, or readable by others.
+        ConfigurationError: when the token file is missing, empty, or readable by others, or others
+            can put tokens into the folder of named ones.
     """
     open_to_more = [address for address in options.listen if address.needs_token]
     if not open_to_more and options.token_file is None:
         return
-    has_token = options.read_token() is not None
+    named = token_files(options.token_folder) if options.token_folder is not None else []
+    has_token = options.read_token() is not None or bool(named)
     for address in open_to_more:
         if address.kind == "tls":
             _check_tls(address, has_token=has_token)

@@ -197,6 +197,14 @@ class Values:
             gone = self._remove(principal, name)
         return gone is not None
 
+    def forget(self, principal: str) -> None:
+        """Lets go of what somebody has who does not come back: values under names, and contents."""
+        with self._lock:
+            names = [name for who, name in self._names if who == principal]
+            gone = [self._remove(principal, name) for name in names]
+        self.contents.forget(principal)
+        del gone  # as above
+
     def look(self) -> None:
         """Forgets the names whose time has passed; to be called often."""
         with self._lock:

@@ -164,6 +164,7 @@ _NOTHING = {
     "running_calls": 0,
     "running": [],
     "sessions": 0,
+    "principals": [],
     "bytes_received": 0,
     "bytes_sent": 0,
     "disk_bytes": 0,

@@ -12,6 +12,9 @@ A proof is an HMAC, under the token, of a role and of everything said before: ne
 replay the other's, and nothing of the conversation can be altered on the way. The client proves
 first; a server without the token learns nothing that would let it answer.
 
+Nobody says a name. A server with several accounts holds the proof against the token of each, so
+that a stranger learns nothing of which there are, and whoever listens does not see who comes.
+
 Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
 one does not raise, it ends the process.
 """
@@ -22,11 +25,12 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.errors import (
     AuthenticationFailed,
+    Busy,
     ConfigurationError,
     JaxdError,
     NoServer,
@@ -34,6 +38,9 @@ from jaxd_protocol.errors import (
     VersionMismatch,
 )
 from jaxd_protocol.peers import Peer, check_versions, this_end
+
+if TYPE_CHECKING:
+    from jaxd_protocol.accounts import Account
 
 __all__ = [
     "MAGIC",
@@ -53,6 +60,7 @@ MAGIC: Final = b"JAXD"
 
 _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
+_MAX_RETRY_S: Final = 3600.0
 
 Message = dict[str, Any]
 
@@ -194,9 +202,17 @@ def _checked(message: Message) -> Message:
     error = message.get("error")
     if error is None:
         return message
+    text = str(message.get("text", "the server refused."))
+    if error == Busy.__name__:
+        raise Busy(text, _seconds(message.get("retry_after_s")))
     known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
     kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
-    raise kinds.get(str(error), NoServer)(str(message.get("text", "the server refused.")))
+    raise kinds.get(str(error), NoServer)(text)
+
+
+def _seconds(said: object) -> float:
+    is_number = isinstance(said, int | float) and 0 <= said <= _MAX_RETRY_S
+    return float(said) if is_number else 1.0  # type: ignore[arg-type]
 
 
 class Guest(NamedTuple):
@@ -207,23 +223,25 @@ class Guest(NamedTuple):
         session: the session that it wants to resume, or None.
         principal: who it is allowed to be.
         device: the index of the one that it wants its calls to run on, or None.
+        account: whose token it has proved; None where none was asked for.
     """
 
     peer: Peer
     session: str | None
     principal: str
     device: int | None = None
+    account: Account | None = None
 
 
 def greet_client(
-    sock: Line, versions: Mapping[str, str], token: str | None, principal: str
+    sock: Line, versions: Mapping[str, str], accounts: Collection[Account], principal: str
 ) -> tuple[Guest, Transcript]:
     """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
 
     Args:
         sock: accepted, with a timeout that bounds each step.
         versions: package versions to report.
-        token: what the client must prove, or None where the socket itself is the proof.
+        accounts: one of these the client must prove to be; none where the socket is the proof.
         principal: who the client is when no token is asked for.
 
     Raises:
@@ -247,32 +265,38 @@ def greet_client(
         principal,
         device if type(device) is int else None,
     )
-    if token is None:
+    if not accounts:
         return guest, said
     welcome = {**me.to_message(), "auth": "token", "nonce": _fresh_nonce()}
     send_message(sock, welcome, said)
-    expected = said.proof(token, "client")
-    answer = receive_message(sock, said)
-    if not _same(expected, answer.get("proof")):
-        text = "wrong token. Use the one that the server was started with (see `jaxd token`)."
+    expected = [(said.proof(account.token, "client"), account) for account in accounts]
+    proof = receive_message(sock, said).get("proof")
+    proved = [account for expected, account in expected if _same(expected, proof)]  # against all
+    if not proved:
+        text = (
+            "wrong token. Use the one that the server was started with, or that was made for you "
+            "there and not taken away since (see `jaxd token`)."
+        )
         send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
         raise AuthenticationFailed(text)
-    digest = hashlib.sha256(token.encode()).hexdigest()[:12]
-    return guest._replace(principal=f"token:{digest}"), said
+    return guest._replace(principal=proved[0].principal, account=proved[0]), said
 
 
 def finish_greeting(
     sock: Line,
     versions: Mapping[str, str],
-    token: str | None,
+    account: Account | None,
     said: Transcript,
     welcome: Message,
 ) -> None:
     """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
-    proof = {} if token is None else {"proof": said.proof(token, "server")}
+    proof = {} if account is None else {"proof": said.proof(account.token, "server")}
     send_message(sock, {**this_end(versions).to_message(), **proof, **welcome}, said)
 
 
-def refuse(sock: Line, kind: type[Exception], text: str) -> None:
+def refuse(sock: Line, error: Exception) -> None:
     """Tells a client, in place of a welcome, why it is dropped."""
-    send_message(sock, {"error": kind.__name__, "text": text}, Transcript())
+    message: Message = {"error": type(error).__name__, "text": str(error)}
+    if isinstance(error, Busy):
+        message["retry_after_s"] = round(error.retry_after_s, 3)
+    send_message(sock, message, Transcript())

@@ -107,7 +107,7 @@ class FakeServer:
     def _serve(self, sock: socket.socket) -> None:
         if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
             return sock.close()  # somebody who only looked whether anybody listens
-        _, said = greet_client(sock, {}, None, "me")
+        _, said = greet_client(sock, {}, (), "me")
         welcome: Mapping[str, Any] = {
             "auth": "none",
             "session": "s",

@@ -72,3 +72,14 @@ def test_it_can_be_emptied() -> None:
     assert contents.find("uid:1", (1, 0)) is not None
     assert contents.reclaim(sys.maxsize) == 1
     assert (len(contents), contents.nbytes) == (0, 0)
+
+
+def test_somebody_who_does_not_come_back_is_forgotten() -> None:
+    """Whoever has the name next finds nothing; others keep theirs."""
+    contents = Contents(100)
+    for who in ("account:alice", "account:bob"):
+        contents.put(who, (1, 2), value())
+    contents.forget("account:alice")
+    assert contents.find("account:alice", (1, 2)) is None
+    assert contents.find("account:bob", (1, 2)) is not None
+    assert contents.nbytes == 40

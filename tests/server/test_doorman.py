@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from jaxd_protocol.accounts import Account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import client_context, server_context
-from jaxd_protocol.errors import AuthenticationFailed, ProtocolError, VersionMismatch
+from jaxd_protocol.errors import AuthenticationFailed, Busy, ProtocolError, VersionMismatch
 from jaxd_protocol.handshake import (
     MAGIC,
     Transcript,
@@ -59,7 +61,13 @@ def doorman(
     address: Address, token: str | None = None, *, stock: bool = False, uid: int | None = None
 ) -> Doorman:
     """One for that address."""
-    return Doorman(address, token, os.getuid() if uid is None else uid, stock, {"jax": "1"})
+    own = os.getuid() if uid is None else uid
+    return Doorman(address, lambda: accounts(token), own, stock, {"jax": "1"})
+
+
+def accounts(token: str | None) -> list[Account]:
+    """Those of a server that was started with this token."""
+    return [] if token is None else [Account.unnamed(token)]
 
 
 class Meeting:
@@ -72,7 +80,7 @@ class Meeting:
         thread.start()
         try:
             self.server = self._admit(pair[1], keeper)
-        except (ConnectionError, EOFError, OSError) as error:
+        except (ConnectionError, EOFError, OSError, Busy) as error:
             self.server = error
             pair[1].close()
         thread.join(PATIENCE_S)
@@ -81,14 +89,14 @@ class Meeting:
     def _come(self, sock: socket.socket, client: Callable[[socket.socket], Any]) -> None:
         try:
             self.client = client(sock)
-        except (ConnectionError, EOFError, OSError) as error:
+        except (ConnectionError, EOFError, OSError, Busy) as error:
             self.client = error
             sock.close()
 
     def _admit(self, sock: socket.socket, keeper: Doorman) -> Admitted:
         admitted = keeper.admit(sock)
         if admitted.said is not None:
-            finish_greeting(sock, {}, admitted.token, admitted.said, {"session": "s"})
+            finish_greeting(sock, {}, admitted.account, admitted.said, {"session": "s"})
         return admitted
 
 
@@ -159,7 +167,7 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, as somebody of their own: nobody else's session or values are theirs."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    keeper = Doorman(UNIX, None, 1234, False, {"jax": "1"}, guests=[99, 4321])
+    keeper = Doorman(UNIX, list, 1234, False, {"jax": "1"}, guests=[99, 4321])
     meeting = Meeting(unix, keeper, with_token(None))
     assert meeting.server.principal == "uid:4321"
 
@@ -193,8 +201,8 @@ def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
     """And never sent."""
     meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token(TOKEN))
-    assert meeting.server.principal.startswith("token:")
-    assert TOKEN not in meeting.server.principal
+    assert meeting.server.principal == "token"
+    assert TOKEN not in repr(meeting.server)
     assert meeting.client["session"] == "s"
 
 
@@ -229,6 +237,54 @@ def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> Non
     """Of our own clients, which can prove it."""
     meeting = Meeting(tcp, doorman(TCP, TOKEN, stock=True), with_token("another one"))
     assert type(meeting.server) is AuthenticationFailed
+
+
+def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ones of that address are looked at later, right or wrong; others' are at once."""
+    keeper = doorman(TCP, TOKEN)
+
+    def come(token: str) -> Meeting:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            with client, listener.accept()[0] as accepted:
+                return Meeting((client, accepted), keeper, with_token(token))
+
+    said = {type(come("wrong").client) for _ in range(20)}
+    assert said == {AuthenticationFailed}
+    for token in ("wrong", TOKEN):
+        late = come(token)
+        assert type(late.client) is type(late.server) is Busy
+        assert 0 < late.client.retry_after_s <= 3.0
+        assert "127.0.0.1" in str(late.client)
+    monkeypatch.setattr(module, "place_of", lambda peer: "elsewhere")
+    assert come(TOKEN).client["session"] == "s"
+
+
+def test_accounts_come_and_go_while_the_server_runs(tcp: Pair) -> None:
+    """They are asked for when somebody comes."""
+    known = [Account.named("alice", "a"), Account.named("bob", "b")]
+    keeper = Doorman(TCP, lambda: known, os.getuid(), False, {})
+    assert Meeting(tcp, keeper, with_token("b")).server.principal == "account:bob"
+    del known[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        with client, listener.accept()[0] as accepted:
+            meeting = Meeting((client, accepted), keeper, with_token("b"))
+    assert type(meeting.client) is AuthenticationFailed
+
+
+def test_strangers_take_no_memory(tcp: Pair) -> None:
+    """Whatever length they announce, and before it is known who they are."""
+    keeper = doorman(TCP, TOKEN)
+    tcp[0].sendall(MAGIC + b"\xff\xff" + bytes(65000))
+    tcp[0].shutdown(socket.SHUT_WR)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            keeper.admit(tcp[1])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
 
 
 # does it speak our language? ----------------------------------------------------------------------
@@ -363,7 +419,8 @@ def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.M
 
 def secured(token: str | None = TOKEN, *, stock: bool = False) -> Doorman:
     """One for TLS."""
-    return Doorman(TLS, token, os.getuid(), stock, {"jax": "1"}, tls=server_context(*authority()))
+    tls = server_context(*authority())
+    return Doorman(TLS, lambda: accounts(token), os.getuid(), stock, {"jax": "1"}, tls=tls)
 
 
 def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
@@ -391,12 +448,12 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
         def admit(self, sock: socket.socket) -> Admitted:
             admitted = keeper.admit(sock)
             assert admitted.said is not None
-            finish_greeting(admitted.line, {}, admitted.token, admitted.said, {"session": "s"})
+            finish_greeting(admitted.line, {}, admitted.account, admitted.said, {"session": "s"})
             return admitted
 
-    meeting = Meeting(tcp, Finishing(TLS, TOKEN, 0, False, {}), over_tls(client))
+    meeting = Meeting(tcp, Finishing(TLS, list, 0, False, {}), over_tls(client))
     assert isinstance(meeting.server.line, TlsSocket)
-    assert meeting.server.principal.startswith("token:")
+    assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
 
 

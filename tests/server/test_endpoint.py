@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -13,6 +14,7 @@ from rpyc.utils.factory import unix_connect
 import jaxd
 from jaxd_protocol.handshake import MAGIC
 from jaxd_server import endpoint as module
+from jaxd_server.allowance import Allowance
 from tests.server.in_process import Shop
 from tests.server.staging import until
 
@@ -67,6 +69,28 @@ def test_a_refused_client_is_logged_and_harms_nobody(shop: Shop, log: Log) -> No
     assert fields["peer"].startswith("127.0.0.1:")
     assert "does not speak jaxd's protocol" in fields["reason"]
     assert client.statistics().connections == before.connections
+
+
+def test_those_who_are_refused_do_not_fill_the_log(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some lines for one address there is one a second, which says how many had none."""
+    now = [0.0]
+    place, port = shop.tcp.removeprefix("tcp://").split(":")
+    monkeypatch.setattr(shop.endpoints[1], "_lines", Allowance(2, 1.0, lambda: now[0]))
+
+    def come() -> None:
+        with socket.create_connection((place, int(port)), 30) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""  # logged before it is dropped, or not at all
+
+    for _ in range(5):
+        come()
+    now[0] = 1.0
+    come()
+    assert [fields["not_logged"] for _, fields in log] == [None, None, 3]
+    assert [event for event, _ in log] == ["client_refused"] * 3
 
 
 def test_a_client_that_leaves_early_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:

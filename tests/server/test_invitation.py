@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxd_protocol.accounts import add_account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import certificate_of, fingerprint_of
 from jaxd_protocol.errors import ConfigurationError
@@ -85,3 +86,14 @@ def test_a_certificate_of_ones_own_is_checked_by_name(
     with socket.socket() as sock:
         (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
     assert line == "export JAXD_SERVER=tls://gpu-host:1 JAXD_TOKEN=…"
+
+
+def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> None:
+    """The line leaves the place for the file of whoever types it."""
+    folder = str(runtime / "tokens")
+    add_account("alice", folder)
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE, token_dir=folder))
+    assert options.token_file is None
+    with socket.socket() as sock:
+        (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
+    assert line.endswith(" JAXD_TOKEN_FILE=…")

@@ -180,3 +180,19 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
     assert found == [1]
     with_values(values, session, 3)
     assert len(values) == 0
+
+
+def test_somebody_who_may_not_come_back() -> None:
+    """Those sessions end, the open ones with their connections; others' go on."""
+    sessions = Sessions(60.0)
+    one, left, other = (sessions.enter(None, name) for name in ("a", "a", "b"))
+    sessions.leave(left)
+    sessions.end_all_of("a")
+    assert sessions.by_principal() == [
+        {"principal": "a", "connections": 1, "sessions": 1},
+        {"principal": "b", "connections": 1, "sessions": 1},
+    ]
+    sessions.leave(one)
+    sessions.leave(other)
+    assert [row["principal"] for row in sessions.by_principal()] == ["b"]
+    assert sessions.enter(one.id, "a") is not one

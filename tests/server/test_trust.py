@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxd_protocol.accounts import add_account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.tokens import write_token_file
@@ -69,3 +70,16 @@ def test_a_token_file_that_others_can_read_is_refused(token_file: str) -> None:
     Path(token_file).chmod(0o644)
     with pytest.raises(ConfigurationError, match=f"chmod 600 {token_file}"):
         check_trust(ServerOptions(token_file=token_file))
+
+
+def test_a_named_token_does_as_well(runtime: Path) -> None:
+    """One without a name need not exist; a folder that others can change is refused."""
+    folder = runtime / "tokens"
+    options = ServerOptions(listen=LOOPBACK, token_dir=str(folder))
+    with pytest.raises(CannotListen):
+        check_trust(options)
+    add_account("alice", str(folder))
+    check_trust(options)
+    folder.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        check_trust(options)

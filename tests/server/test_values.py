@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
 from jaxd_protocol.trees import Leaf
+from jaxd_server.contents import Contents
 from jaxd_server.value import Value, ValuesOfSession
 from jaxd_server.values import Values
 from tests.server.staging import at_once
@@ -364,3 +365,16 @@ def test_many_threads_count_right() -> None:
 
     assert at_once(6, work) == [None] * 6
     assert (len(values), values.nbytes, shared.holders) == (0, 0, 0)
+
+
+def test_what_somebody_had_goes_with_them() -> None:
+    """Under names and as contents; that of others stays."""
+    values = Values(contents=Contents(100))
+    for who in ("account:alice", "account:bob"):
+        values.name(who, "w", b"", [value(8)], None)
+        values.contents.put(who, (1, 2), value(8))
+    values.forget("account:alice")
+    with pytest.raises(ValueDeleted):
+        values.named("account:alice", "w")
+    assert values.named("account:bob", "w").values
+    assert (len(values), values.nbytes, values.contents.nbytes) == (1, 8, 8)

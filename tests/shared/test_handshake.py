@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,10 +13,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxd_protocol import PROTOCOL_VERSION
-from jaxd_protocol.errors import AuthenticationFailed, NoServer, ProtocolError, VersionMismatch
+from jaxd_protocol import handshake as module
+from jaxd_protocol.accounts import Account
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    NoServer,
+    ProtocolError,
+    VersionMismatch,
+)
 from jaxd_protocol.handshake import (
     MAGIC,
     Guest,
+    Line,
     Transcript,
     finish_greeting,
     greet_client,
@@ -45,8 +54,14 @@ def pair() -> Iterator[Pair]:
 def serve(sock: socket.socket, token: str | None) -> Guest:
     """The server's side, from the first byte to the last."""
     assert sock.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
-    guest, said = greet_client(sock, {"jax": "1"}, token, "uid:7")
-    finish_greeting(sock, {"jax": "1"}, token, said, {"session": "s", "slots": 4})
+    accounts = [] if token is None else [Account.unnamed(token)]
+    return serve_those(sock, accounts)
+
+
+def serve_those(sock: Line, accounts: Sequence[Account]) -> Guest:
+    """The same of a server with several accounts, from behind the first bytes."""
+    guest, said = greet_client(sock, {"jax": "1"}, accounts, "uid:7")
+    finish_greeting(sock, {"jax": "1"}, guest.account, said, {"session": "s", "slots": 4})
     return guest
 
 
@@ -70,8 +85,8 @@ def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> No
     assert welcome["peer"].versions["jax"] == "1"
     assert guest.session == "old session"
     assert guest.peer.versions["numpy"] == "2"
-    assert guest.principal == "uid:7" if token is None else guest.principal.startswith("token:")
-    assert TOKEN not in guest.principal
+    assert guest.principal == "uid:7" if token is None else guest.principal == "token"
+    assert TOKEN not in repr(guest)
 
 
 def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
@@ -81,6 +96,80 @@ def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
     for error in ends:
         assert isinstance(error, AuthenticationFailed)
         assert "wrong token. Use the one that the server was started with" in str(error)
+
+
+ALICE, BOB = Account.named("alice", "a" * 43), Account.named("bob", "b" * 43)
+
+
+@pytest.mark.parametrize("who", [ALICE, BOB, Account.unnamed(TOKEN)], ids=lambda one: one.principal)
+def test_a_server_with_several_accounts_knows_who_comes(pair: Pair, who: Account) -> None:
+    """By the proof alone: no name is said, and the answer proves the same token."""
+    client, server = pair
+    said: list[bytes] = []
+
+    class Listening:
+        def recv(self, count: int, flags: int = 0, /) -> bytes:
+            said.append(server.recv(count, flags))
+            return said[-1]
+
+        def sendall(self, data: bytes, /) -> None:
+            said.append(data)
+            server.sendall(data)
+
+    def serve_all() -> Guest:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        return serve_those(Listening(), [ALICE, BOB, Account.unnamed(TOKEN)])
+
+    welcome, guest = meet(lambda: greet_server(client, {}, who.token, None), serve_all)
+    assert (welcome["session"], guest.principal, guest.account) == ("s", who.principal, who)
+    spoken = b"".join(said)
+    assert not any(word in spoken for word in (b"alice", b"bob", b"account", who.token.encode()))
+
+
+def test_every_stranger_is_held_against_every_account(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once the right one is found: the time that it takes says nothing of who comes."""
+    held: list[str] = []
+    same = module._same
+
+    def noted(expected: str, proof: object) -> bool:
+        held.append(expected)
+        return same(expected, proof)
+
+    monkeypatch.setattr(module, "_same", noted)
+    client, server = pair
+
+    def serve_all() -> Guest:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        return serve_those(server, [ALICE, BOB])
+
+    meet(lambda: greet_server(client, {}, ALICE.token, None), serve_all)
+    assert len(set(held)) == 3  # those of both at the server, and the server's own at the client
+
+
+@pytest.mark.parametrize("token", ["wrong", "alice", "bob", ""])
+def test_a_stranger_learns_nothing_of_names(pair: Pair, token: str) -> None:
+    """The answer is the same to the last byte, whatever was tried."""
+    client, server = pair
+    told: list[Any] = []
+
+    def greet() -> None:
+        said = Transcript()
+        client.sendall(MAGIC)
+        send_message(client, {**this_end({}).to_message(), "session": None, "nonce": "0"}, said)
+        receive_message(client, said)
+        send_message(client, {"proof": said.proof(token, "client")}, said)
+        told.append(receive_message(client, said))
+
+    def serve_all() -> Guest:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        return serve_those(server, [ALICE, BOB])
+
+    _, error = meet(greet, serve_all)
+    assert isinstance(error, AuthenticationFailed)
+    assert told == [{"error": "AuthenticationFailed", "text": str(error)}]
+    assert not any(name in str(error) for name in ("alice", "bob"))
 
 
 def test_a_missing_token_says_where_it_belongs(pair: Pair) -> None:
@@ -272,10 +361,22 @@ def test_a_refusal_arrives_as_what_it_is(
 ) -> None:
     """But only as one of our own kinds."""
     client, server = pair
-    refuse(server, kind, "because")
+    refuse(server, kind("because"))
     with pytest.raises(expected, match=r"^because$") as caught:
         greet_server(client, {}, None, None)
     assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(("said", "heard"), [(7.5, 7.5), ("x", 1.0), (-1, 1.0), (1e9, 1.0)])
+def test_who_is_to_come_later_is_told_when(pair: Pair, said: Any, heard: float) -> None:
+    """What makes no sense is a second."""
+    client, server = pair
+    refuse(server, Busy("because", said)) if said == heard else send_message(
+        server, {"error": "Busy", "text": "because", "retry_after_s": said}, Transcript()
+    )
+    with pytest.raises(Busy, match=r"^because$") as caught:
+        greet_server(client, {}, None, None)
+    assert caught.value.retry_after_s == heard
 
 
 DEEP = b"[" * 4000
@@ -297,7 +398,7 @@ def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
         with client:
             client.sendall(struct.pack("!H", len(data)) + data)
         with pytest.raises(ProtocolError):
-            greet_client(server, {}, None, "uid:7")
+            greet_client(server, {}, (), "uid:7")
 
 
 def test_a_message_that_is_too_long_is_not_read(pair: Pair) -> None:

@@ -92,6 +92,7 @@ def _lines(address: Address, report: Report) -> list[str]:
         )
     if "calls" in seen:
         lines += _counters(seen)
+    lines += _clients(seen)
     lines += [
         f"{'running':<9} {call['function']} for {duration(call['seconds'])}"
         for call in seen.get("running", ())
@@ -124,6 +125,15 @@ def _counters(seen: Report) -> list[str]:
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
         f"{'traffic':<9} {received} received, {sent} sent",
     ]
+
+
+def _clients(seen: Report) -> list[str]:
+    """Who is here, where that is more than one: of most servers it is their own user."""
+    rows = seen.get("principals", ())
+    if len(rows) < 2 and not any(row["principal"].startswith("account:") for row in rows):
+        return []
+    told = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
+    return [f"{'clients':<9} {', '.join(told)}"]
 
 
 def _paid(seen: Report) -> str:

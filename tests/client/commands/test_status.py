@@ -114,6 +114,24 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.parametrize(
+    ("principals", "line"),
+    [
+        (["uid:1000"], None),
+        (["token"], None),
+        (["account:alice"], "clients   alice 2"),
+        (["account:alice", "uid:1000"], "clients   alice 2, uid:1000 2"),
+    ],
+)
+def test_who_is_here_is_said_where_that_may_be_several(
+    principals: list[str], line: str | None
+) -> None:
+    """Most servers have their own user alone."""
+    rows = [{"principal": name, "connections": 2, "sessions": 1} for name in principals]
+    lines = status._clients({"principals": rows})
+    assert lines == ([] if line is None else [line])
+
+
 class Statistics(NamedTuple):
     calls: int = 3
 

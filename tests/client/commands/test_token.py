@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxd.cli import main
+from jaxd_protocol.accounts import default_token_dir
 from jaxd_protocol.tokens import default_token_file, read_token_file
 
 if TYPE_CHECKING:
@@ -34,3 +35,41 @@ def test_it_replaces_only_by_force(runtime: Path, capsys: pytest.CaptureFixture[
     assert read_token_file(default_token_file()) == before
     assert main(["token", "--force"]) == 0
     assert read_token_file(default_token_file()) != before
+
+
+def test_names_are_made_listed_and_taken_away(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the folder where servers look; no secret is shown unasked."""
+    assert main(["token", "--list"]) == 0
+    assert "jaxd token --name" in capsys.readouterr().out
+    assert main(["token", "--name", "alice"]) == main(["token", "--name", "bob"]) == 0
+    said = capsys.readouterr().out
+    path = f"{default_token_dir()}/alice"
+    assert f"wrote {path}\n" in said
+    assert read_token_file(path) not in said
+    assert main(["token", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "NAME",
+        "alice",
+        "bob",
+    ]
+    assert main(["token", "--revoke", "alice"]) == 0
+    assert "revoked alice" in capsys.readouterr().out
+    assert main(["token", "--revoke", "alice"]) == 1
+    assert "there are: bob" in capsys.readouterr().err
+
+
+def test_a_name_gets_another_token_by_force(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the folder that is named."""
+    folder = str(runtime / "mine")
+    words = ["token", "--name", "alice", "--token-dir", folder, "--print"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert main(words) == 1
+    capsys.readouterr()
+    assert main([*words, "--force"]) == 0
+    second = capsys.readouterr().out
+    assert first != second == read_token_file(f"{folder}/alice") + "\n"

@@ -1,0 +1,98 @@
+"""So much at once and so much a second, for each place that strangers come from."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Allowance", "place_of"]
+
+_MOST_PLACES: Final = 1024
+"""The places that were heard of last; whoever is forgotten begins anew."""
+
+_NETWORK_BITS: Final = 64
+"""Of an IPv6 address: what one customer of a provider has, and can vary the rest of as it likes."""
+
+
+@dataclass(slots=True)
+class _Level:
+    height: float = 0.0
+    at: float = 0.0
+    passed_over: int = 0
+
+
+class Allowance:
+    """A leaking bucket for each place. Thread-safe; what it remembers is bounded.
+
+    Args:
+        at_once: what may happen in one go.
+        per_s: what may happen again each second after that.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, at_once: int, per_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
+        self._clock = clock
+        self._levels: OrderedDict[str, _Level] = OrderedDict()
+        self._lock = threading.Lock()  # guards the levels
+
+    def note(self, place: str) -> None:
+        """It has happened once more."""
+        with self._lock:
+            self._level(place).height += 1.0
+
+    def wait_s(self, place: str) -> float:
+        """Seconds until it may happen there again; 0: it may now."""
+        with self._lock:
+            over = self._level(place).height + 1.0 - self._at_once
+        return max(0.0, over / self._per_s)
+
+    def take(self, place: str) -> int | None:
+        """Notes it if it may happen; how often it was to happen since, and might not.
+
+        Returns:
+            None when it may not.
+        """
+        with self._lock:
+            level = self._level(place)
+            if level.height + 1.0 > self._at_once:
+                level.passed_over += 1
+                return None
+            level.height += 1.0
+            passed_over, level.passed_over = level.passed_over, 0
+            return passed_over
+
+    def _level(self, place: str) -> _Level:
+        """What has not leaked away by now."""
+        now = self._clock()
+        level = self._levels.pop(place, None) or _Level(at=now)
+        self._levels[place] = level
+        if len(self._levels) > _MOST_PLACES:
+            self._levels.popitem(last=False)
+        level.height = max(0.0, level.height - (now - level.at) * self._per_s)
+        level.at = now
+        return level
+
+
+def place_of(peer: object) -> str:
+    """What stands for all that one peer could call itself.
+
+    Args:
+        peer: as `socket.getpeername` says it.
+    """
+    if not isinstance(peer, tuple):
+        return "unix"
+    address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+        address = address.ipv4_mapped
+    return str(address)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.accounts import Account, add_account, remove_account
+from jaxd_protocol.errors import AuthenticationFailed
+from jaxd_server.accounts import Accounts
+from jaxd_server.options import ServerOptions
+from jaxd_server.visitors import Visitors
+
+
+class Hall:
+    """Alice and Bob are here, each on a connection of their own."""
+
+    def __init__(self, folder: str, stack: ExitStack) -> None:
+        self.forgotten: list[str] = []
+        self.ends: dict[str, socket.socket] = {}
+        for name in ("alice", "bob"):
+            add_account(name, folder)
+        self.accounts = Accounts(ServerOptions(token_dir=folder))
+        self.visitors = Visitors(self.accounts, self.forgotten.append)
+        for account in self.accounts.now():
+            client, server = socket.socketpair()
+            for end in (client, server):
+                end.settimeout(30)
+                stack.enter_context(end)
+            stack.enter_context(self.visitors.present(server, account))
+            self.ends[account.principal] = client
+
+    def is_out(self, principal: str) -> bool:
+        """Whether a connection has ended."""
+        end = self.ends[principal]
+        end.setblocking(False)
+        try:
+            return end.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+
+@pytest.fixture
+def folder(runtime: Path) -> str:
+    """Of their tokens."""
+    return str(runtime / "tokens")
+
+
+@pytest.fixture
+def hall(folder: str) -> Iterator[Hall]:
+    """With both."""
+    with ExitStack() as stack:
+        yield Hall(folder, stack)
+
+
+def test_whoever_was_revoked_is_shown_out(hall: Hall, folder: str) -> None:
+    """Nobody else is; and what the one had is let go of, once."""
+    remove_account("alice", folder)
+    for _ in range(2):
+        hall.visitors.look()
+    assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
+    assert hall.forgotten == ["account:alice"]
+
+
+def test_whoever_has_another_token_now_comes_again(hall: Hall, folder: str) -> None:
+    """With it; what they had here is there still."""
+    add_account("alice", folder, replace=True)
+    hall.visitors.look()
+    assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
+    assert hall.forgotten == []
+
+
+def test_as_long_as_nothing_changes_nobody_is_looked_at(hall: Hall) -> None:
+    """Everybody stays."""
+    hall.visitors.look()
+    hall.visitors.look()
+    assert not any(map(hall.is_out, hall.ends))
+
+
+def test_what_a_handshake_has_noticed_first_is_not_missed(hall: Hall, folder: str) -> None:
+    """Somebody else came in between."""
+    remove_account("alice", folder)
+    hall.accounts.now()
+    hall.visitors.look()
+    assert hall.is_out("account:alice")
+    assert hall.forgotten == ["account:alice"]
+
+
+def test_whoever_is_revoked_while_coming_in(hall: Hall, folder: str) -> None:
+    """Does not slip through."""
+    alice = hall.accounts.now()[0]
+    remove_account("alice", folder)
+    hall.accounts.now()
+    with (
+        socket.socket() as sock,
+        pytest.raises(AuthenticationFailed, match="revoked"),
+        hall.visitors.present(sock, alice),
+    ):
+        pytest.fail("it is here")
+
+
+def test_whoever_left_is_not_shown_out(hall: Hall, folder: str) -> None:
+    """Its socket may be somebody else's by then."""
+    bob = hall.accounts.now()[1]
+    client, server = socket.socketpair()
+    with client, server:
+        with hall.visitors.present(server, bob):
+            pass
+        remove_account("bob", folder)
+        hall.visitors.look()
+        server.sendall(b"x")
+
+
+def test_without_accounts_everybody_stays() -> None:
+    """Who came over a Unix socket is not looked at."""
+    visitors = Visitors()
+    with (
+        socket.socket() as sock,
+        visitors.present(sock, None),
+        visitors.present(sock, Account.unnamed("x")),
+    ):
+        visitors.look()
