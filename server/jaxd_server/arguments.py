@@ -213,6 +213,12 @@ def _add_program_limits(group: argparse._ArgumentGroup) -> None:
         "of all this, what a client's user keeps when others need room; at most an equal part "
         "for each (default: 0.5)",
     )
+    add(
+        "--principal-build-s",
+        parse_seconds,
+        "SECONDS",
+        "of tracing and compiling for one client's user in an hour (default: no limit)",
+    )
 
 
 def _add_value_limits(group: argparse._ArgumentGroup) -> None:

@@ -115,8 +115,11 @@ class ServerConnection(BulkConnection):
         """Starts a call, or answers a question about the server at once."""
         if verb == "call":
             return self._on_call(seq, args, frame)
+        who = self._session.principal
         if verb in OPERATIONS or verb in INQUIRIES:
-            return self._on_operation(seq, partial(self._workshop.operations.answer, verb, args))
+            return self._on_operation(
+                seq, partial(self._workshop.operations.answer, verb, args, who)
+            )
         if verb == "stages":
             source = Asking(self, seq)
             show = self._workshop.stages.answer
@@ -132,7 +135,7 @@ class ServerConnection(BulkConnection):
         if verb == "adopt":
             return self.send_reply(seq, self._own.holdings.adopt(*args))
         if verb in ("statistics", "info"):
-            return self.send_reply(seq, json.dumps(self._workshop.report(verb)))
+            return self.send_reply(seq, json.dumps(self._workshop.report(verb, who)))
         if verb == "devices":
             return self.send_reply(seq, json.dumps(self._workshop.devices(self._session)))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")

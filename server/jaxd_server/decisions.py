@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.trees.forms import argument_forms
+from jaxd_server.acquaintances import Acquaintances
 from jaxd_server.advice import Advice, Advised, advice_for
 from jaxd_server.executable import Executable
 from jaxd_server.functions import Function
@@ -44,6 +45,7 @@ class Decision:
         seconds: how long that took.
         reason: why.
         was_compiled: whether XLA had to work for it, or only the tracer.
+        principal: for whom it was made, who alone may be told what it was compared with.
     """
 
     at: float
@@ -53,6 +55,7 @@ class Decision:
     seconds: float
     reason: Reason
     was_compiled: bool = True
+    principal: str = ""
 
     @property
     def text(self) -> str:
@@ -83,9 +86,13 @@ class Decisions:
     Args:
         shelf: what earlier processes have left; None where nothing is kept.
         limit: how many to keep.
+
+    Attributes:
+        acquaintances: who may be told what; as long as nothing else is put here, everybody all.
     """
 
     def __init__(self, shelf: Shelf | None = None, limit: int = 200) -> None:
+        self.acquaintances = Acquaintances()
         self._ledger = Ledger()
         self._shelf = shelf
         self._is_restored = shelf is None
@@ -97,9 +104,10 @@ class Decisions:
         self._restoring = threading.Lock()  # guards _is_restored and _loads; never held for long
         self._lock = threading.Lock()  # guards _recent; one build after the other finds its reason
 
-    def recent(self, count: int) -> list[Decision]:
-        """The last ones, the last first."""
-        found = list(self._recent)
+    def recent(self, count: int, principal: str = "") -> list[Decision]:
+        """The last ones that a principal may see, the last first."""
+        sees_all = self.acquaintances.is_owner(principal)
+        found = [one for one in list(self._recent) if sees_all or one.principal == principal]
         return found[: -count - 1 : -1] if count > 0 else []
 
     @property
@@ -140,6 +148,7 @@ class Decisions:
                 call.obstacle,
             )
             self._ledger.add(call.key, describe(function), built)
+            self.acquaintances.note(call.principal, call.key)
 
     def made(self, function: Function, skeleton: bytes, made: Made, emit: Emit) -> None:
         """Notes an executable and tells the caller why it was made, and what to do about it."""
@@ -167,7 +176,15 @@ class Decisions:
             if self._is_restored:
                 self._ledger.attach(function.key, made.name, made.executable)
         self._recent.append(
-            Decision(time.time(), function.name, function.key, "load", seconds, Reason())
+            Decision(
+                time.time(),
+                function.name,
+                function.key,
+                "load",
+                seconds,
+                Reason(),
+                principal=made.executable.principal,
+            )
         )
 
     def _note(
@@ -185,15 +202,24 @@ class Decisions:
             made.name,
             made.obstacle,
         )
-        ledger = self.ledger
+        ledger, principal = self.ledger, made.executable.principal
+        seen = ledger.seen_with(self.acquaintances.sight(principal))
         with self._lock:
-            reason = reason_for(ledger, function.key, described, arguments)
+            reason = reason_for(seen, function.key, described, arguments)
             record = ledger.add(function.key, described, built)
             decision = Decision(
-                now, function.name, function.key, "compile", seconds, reason, made.was_compiled
+                now,
+                function.name,
+                function.key,
+                "compile",
+                seconds,
+                reason,
+                made.was_compiled,
+                principal,
             )
             self._recent.append(decision)
-        advice = advice_for(record, versions_of(ledger, described))
+        self.acquaintances.note(principal, function.key)
+        advice = advice_for(record, versions_of(seen, described))
         return decision, self._advised.news(advice)
 
 

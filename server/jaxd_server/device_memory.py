@@ -34,6 +34,7 @@ def memory_in_use(executables: Iterable[Executable]) -> str:
     Args:
         executables: those that are in memory.
     """
+    executables = list(executables)
     arrays = [array.nbytes for array in jax.live_arrays()]
     programs: dict[Program, list[str]] = {}
     for one in executables:
@@ -44,7 +45,7 @@ def memory_in_use(executables: Iterable[Executable]) -> str:
         f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
     )
     largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
-    if largest:
+    if largest and len({one.principal for one in executables}) == 1:  # others' are not named
         named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
         text += f", the largest: {', '.join(named)}"
     return f"{text}. {_whole_device()}"

@@ -13,7 +13,7 @@ from jaxd_protocol.trees.forms import Argument, argument_forms
 from jaxd_server.advice import advice_for
 from jaxd_server.decisions import Decisions
 from jaxd_server.executables import Executables
-from jaxd_server.ledger import Built, Ledger, Record, Verdict
+from jaxd_server.ledger import Built, LedgerView, Record, Verdict
 from jaxd_server.reasons import Reason, reason_for, versions_of
 from jaxd_server.shelf import Shelf
 
@@ -54,8 +54,9 @@ def answer_inquiry(
     shelf: Shelf | None,
     verb: str,
     args: tuple[Any, ...],
+    principal: str = "",
 ) -> dict[str, Any]:
-    """The answer to `why` or `recent`, for JSON.
+    """The answer to `why` or `recent`, for JSON; to a principal, who may not see everything.
 
     Raises:
         ProtocolError: when the question cannot be read.
@@ -63,7 +64,9 @@ def answer_inquiry(
     try:
         if verb == "recent":
             (count,) = args
-            return {"decisions": [decision.to_dict() for decision in decisions.recent(count)]}
+            return {
+                "decisions": [decision.to_dict() for decision in decisions.recent(count, principal)]
+            }
         key, skeleton, message = args
     except (TypeError, ValueError) as error:
         raise ProtocolError("a question about builds cannot be read.") from error
@@ -71,13 +74,13 @@ def answer_inquiry(
         raise ProtocolError("a question about builds has other types.")
     plan = None if skeleton is None else executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
-    return _why(
-        decisions.ledger, shelf, key, skeleton, Description.from_message(message), is_planned
-    )
+    sight = decisions.acquaintances.sight(principal)
+    seen = decisions.ledger.seen_with(sight)
+    return _why(seen, shelf, key, skeleton, Description.from_message(message), is_planned)
 
 
 def _why(
-    ledger: Ledger,
+    ledger: LedgerView,
     shelf: Shelf | None,
     key: bytes,
     skeleton: bytes | None,

@@ -35,16 +35,27 @@ def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
 
 
 def inventory(
-    executables: Executables, shelf: Shelf | None, decisions: Decisions, counters: Counters
+    executables: Executables,
+    shelf: Shelf | None,
+    decisions: Decisions,
+    counters: Counters,
+    principal: str = "",
 ) -> dict[str, Any]:
     """The answer to `functions`, for JSON: one row for each executable, and totals.
+
+    A principal is shown what it may see, and the seconds and calls of all.
 
     Reads the records on disk; not for a thread that others wait for. An executable that is in
     memory and on disk has one row, and bytes in both places.
     """
-    kept = shelf.calls() if shelf else {}
+    sees = decisions.acquaintances.sight(principal)
+    kept = {
+        name: call
+        for name, call in (shelf.calls() if shelf else {}).items()
+        if sees(call.key) or call.principal == principal
+    }
     files = _files(shelf)
-    ready = executables.all()
+    ready = [each for each in executables.all() if sees(each.key)]
     parameters = {call.key: call.parameters for call in kept.values()}
     for key in {executable.key for executable in ready} - set(parameters):
         record = decisions.ledger.find(key)
@@ -56,6 +67,9 @@ def inventory(
         for name, call in kept.items()
         if name not in here and {("calls", name.hex()), _program_file(call)} <= files.keys()
     ]
+    if not decisions.acquaintances.is_owner(principal):
+        names = {name.hex() for name in kept} | {call.program.hex() for call in kept.values()}
+        files = {place: entry for place, entry in files.items() if place[1] in names}
     totals = _totals(rows, ready, files, counters)
     sharing = Counter(row["program"] for row in rows)
     for row in rows:

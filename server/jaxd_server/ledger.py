@@ -14,9 +14,10 @@ from typing import Final, Literal
 
 from jaxd_protocol.descriptions import Description
 from jaxd_protocol.trees.forms import Argument, argument_forms
+from jaxd_server.acquaintances import Sight
 from jaxd_server.executable import Executable
 
-__all__ = ["Built", "Ledger", "Record", "Verdict"]
+__all__ = ["Built", "Ledger", "LedgerView", "Record", "Verdict"]
 
 Verdict = Literal["hit", "load", "compile"]
 """What a call finds: a ready executable, one on disk, or none."""
@@ -96,6 +97,27 @@ class Record:
         return skeletons + _PART_BYTES * len(self.description.parts)
 
 
+class LedgerView:
+    """What somebody sees of a ledger.
+
+    Args:
+        ledger: all of it.
+        sight: which keys may be seen.
+    """
+
+    def __init__(self, ledger: Ledger, sight: Sight) -> None:
+        self._ledger = ledger
+        self._sight = sight
+
+    def find(self, key: bytes) -> Record | None:
+        """What is known of a key."""
+        return self._ledger.find(key) if self._sight(key) else None
+
+    def records(self) -> list[Record]:
+        """All records that may be seen, the one that was written last at the end."""
+        return [record for record in self._ledger.records() if self._sight(record.key)]
+
+
 class Ledger:
     """The keys for which something was built last; safe from any thread.
 
@@ -126,6 +148,10 @@ class Ledger:
         """All records, the one that was written last at the end."""
         with self._lock:
             return list(self._records.values())
+
+    def seen_with(self, sight: Sight) -> LedgerView:
+        """The part of it that somebody may see."""
+        return LedgerView(self, sight)
 
     def add(self, key: bytes, description: Description, built: Built) -> Record:
         """Enters a program and returns the record of its key."""

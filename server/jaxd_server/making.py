@@ -14,6 +14,7 @@ from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
+from jaxd_server.build_quota import BuildQuota
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.functions import Function, Functions
@@ -83,6 +84,7 @@ class Maker:
         counters: where loads are counted.
         shelf: what is on disk; None where nothing is kept.
         tracing: has functions traced in another process; None: all are traced in this one.
+        quota: how much may be built for whom; by default there is no limit.
 
     Attributes:
         programs: what is compiled and in memory.
@@ -95,6 +97,7 @@ class Maker:
         counters: Counters,
         shelf: Shelf | None = None,
         tracing: Tracing | None = None,
+        quota: BuildQuota | None = None,
     ) -> None:
         self.programs = Programs()
         self._functions = functions
@@ -103,6 +106,7 @@ class Maker:
         self._shelf = shelf
         self._tracing = tracing
         self._mover = Mover(self.programs, shelf)
+        self._quota = quota or BuildQuota()
 
     def make(
         self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
@@ -117,12 +121,16 @@ class Maker:
 
         Raises:
             FunctionReplaced: when the function turned out to be another one than was thought.
+            LimitExceeded: when nothing more is built for the caller now.
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
         name = self._shelf.name_of(function, arguments) if self._shelf else None
         wanted = _Wanted(function, call, arguments, recorded, name)
-        made = self._loaded(wanted) or self._built_elsewhere(wanted)
+        made = self._loaded(wanted)
+        if made is None:
+            self._quota.require(call.session.principal)
+            made = self._built_elsewhere(wanted)
         if made is not None:
             return made
         self._functions.unpack(function, call.source)
@@ -263,6 +271,7 @@ class Maker:
         executable.note_said(said)
         executable.kept_as = b"" if name is None or obstacle is not None else name
         executable.principal = call.session.principal
+        self._quota.spend(call.session.principal, costs.paid_s)
         if self._shelf is not None and name is not None:
             self._shelf.keep(function, name, arguments, executable, obstacle)
         call.emit("stage", {"stage": "run", "function": function.name})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd_protocol.calls import FAILED, function_key
-from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.errors import ConfigurationError, NotPermitted, ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.recipes import dump_recipes
 from jaxd_server.inquiry import answer_inquiry
@@ -48,47 +48,55 @@ class Operations:
             "forget": self._forget,
         }
 
-    def answer(self, verb: str, args: tuple[Any, ...]) -> Reply:
+    def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
         """Does what was asked; never raises: an error comes back as that of a call does.
 
         Args:
             verb: one of `OPERATIONS` or `INQUIRIES`.
             args: see `jaxd_protocol.calls`.
+            principal: who asks, who may not see everything.
         """
         try:
             if verb in INQUIRIES:
-                return self._inquire(verb, args)
+                return self._inquire(verb, args, principal)
             running = self._pipeline.admission.enter(f"({verb})", None)
             try:
-                return self._verbs[verb](*_checked(verb, args))
+                return self._verbs[verb](principal, *_checked(verb, args))
             finally:
                 self._pipeline.admission.leave(running)
                 self._pipeline.counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, describe_failure(error)), ()
 
-    def _inquire(self, verb: str, args: tuple[Any, ...]) -> Reply:
+    def _inquire(self, verb: str, args: tuple[Any, ...], principal: str) -> Reply:
         pipeline = self._pipeline
-        found = answer_inquiry(pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args)
-        return json.dumps(found), ()
-
-    def _functions(self) -> Reply:
-        pipeline = self._pipeline
-        found = inventory(
-            pipeline.executables, pipeline.shelf, pipeline.decisions, pipeline.counters
+        found = answer_inquiry(
+            pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args, principal
         )
         return json.dumps(found), ()
 
-    def _recipes(self, mark: str) -> Reply:
+    def _functions(self, principal: str) -> Reply:
+        pipeline = self._pipeline
+        found = inventory(
+            pipeline.executables, pipeline.shelf, pipeline.decisions, pipeline.counters, principal
+        )
+        return json.dumps(found), ()
+
+    def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()
         if not mark:
             return (json.dumps({"mark": now}),), ()
-        recipes, left_out = self._recorder.since(mark)
+        recipes, left_out = self._recorder.since(mark, principal)
         messages, buffers = dump_recipes(recipes)
         said = {"mark": now, "left_out": [one._asdict() for one in left_out]}
         return (json.dumps(said), *messages), buffers
 
-    def _verify(self, count: int) -> Reply:
+    def _verify(self, principal: str, count: int) -> Reply:
+        if not self._pipeline.decisions.acquaintances.is_owner(principal):
+            raise NotPermitted(
+                "only the user whose server this is may have its programs verified. Ask whoever "
+                "runs it."
+            )
         if self._verifier is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so there is nothing to be verified. Its log "
@@ -98,7 +106,9 @@ class Operations:
         findings = self._verifier.verify(count, lambda: not admission.draining)
         return json.dumps(findings.to_dict()), ()
 
-    def _forget(self, key: bytes) -> Reply:
+    def _forget(self, principal: str, key: bytes) -> Reply:
+        if not self._pipeline.decisions.acquaintances.sight(principal)(key):
+            return json.dumps({"executables": 0}), ()  # as of a key that nobody has
         shelf, executables = self._pipeline.shelf, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
         own = {each.key for each in executables.all() if self._is_private_of(each.key, key)}

@@ -67,6 +67,8 @@ class ServerOptions:
         map_share: of the memory maps that a process may have, how much programs may fill.
         principal_share: of each of these, what a principal keeps although others need room; at
             most an equal part for each.
+        principal_build_s: seconds of tracing and compiling that one principal may have in an hour;
+            0: no limit.
         cache_dir: the folder of what is kept on disk; `"none"`: nothing is; None: as
             `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
         disk_bytes: how much may lie in that folder.
@@ -116,6 +118,7 @@ class ServerOptions:
     device_program_bytes: int | None = None
     map_share: float = 0.5
     principal_share: float = 0.5
+    principal_build_s: float = 0.0
     cache_dir: str | None = None
     disk_bytes: int = 10 * GIB
     session_grace_s: float = 60.0

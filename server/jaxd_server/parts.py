@@ -18,8 +18,10 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import server_context
 from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.accounts import Accounts
+from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
 from jaxd_server.budget import Budget
+from jaxd_server.build_quota import BuildQuota
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
 from jaxd_server.device_memory import (
@@ -95,7 +97,7 @@ class Parts:
         self,
         options: ServerOptions,
         counters: Counters,
-        report: Callable[[str], dict[str, Any]],
+        report: Callable[[str, str], dict[str, Any]],
         renew: Callable[[list[str]], None] | None = None,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
@@ -123,6 +125,7 @@ class Parts:
         functions = Functions(shelf=self._shelf)
         compiler = Compiler(counters, options.builds)
         admission = Admission()
+        quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(
             _trace_in(options),
             lambda: self._sessions.connections > 1,
@@ -134,13 +137,14 @@ class Parts:
         self.pipeline = Pipeline(
             functions,
             self._executables,
-            Maker(functions, compiler, counters, self._shelf, self._tracing),
+            Maker(functions, compiler, counters, self._shelf, self._tracing, quota),
             admission,
             counters,
             Shortage(reclaimer, self._holders, device_bytes_limit),
             self._shelf,
             None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )
+        self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
         self._rest = Rest(
             _rest_after_s(options), admission, lambda: counters.idle_s, self._has_values, rest
         )
@@ -215,6 +219,7 @@ class Parts:
         """Lets go of all that somebody had here who is not to come back."""
         self._sessions.end_all_of(principal)
         self._values.forget(principal)
+        self.pipeline.decisions.acquaintances.forget(principal)
 
     def _holders(self) -> str:
         """What uses memory, in words."""
@@ -255,6 +260,13 @@ class Parts:
             "disk_files": disk.files,
             **self._traffic.totals(),
         }
+
+    def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
+        """What a principal is shown of the status: what others do and who they are is not."""
+        if self.pipeline.decisions.acquaintances.is_owner(principal):
+            return status
+        own = [row for row in status["principals"] if row["principal"] == principal]
+        return {**status, "running": [], "principals": own}
 
     def _idle_s(self) -> float:
         """Seconds since the last call, or since a client left when that was later."""

@@ -310,6 +310,7 @@ class Pipeline:
         if executable.serial in session.met:
             return
         session.met.add(executable.serial)
+        self.decisions.acquaintances.note(session.principal, executable.key)
         if made is None:
             saved = executable.costs.build_s
         elif made.verdict == "load":

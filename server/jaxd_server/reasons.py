@@ -17,7 +17,7 @@ from jaxd_protocol.differences import (
     similarity,
 )
 from jaxd_protocol.trees.forms import Argument
-from jaxd_server.ledger import Built, Ledger, Record
+from jaxd_server.ledger import Built, Ledger, LedgerView, Record
 
 __all__ = ["Reason", "key_differences", "reason_for", "versions_of"]
 
@@ -72,7 +72,7 @@ class Reason:
 
 
 def reason_for(
-    ledger: Ledger,
+    ledger: Ledger | LedgerView,
     key: bytes,
     description: Description,
     arguments: Mapping[str, Argument] | None,
@@ -100,7 +100,7 @@ def reason_for(
     return Reason(nearest, built, found[:_MAX_DIFFERENCES])
 
 
-def versions_of(ledger: Ledger, description: Description) -> list[Record]:
+def versions_of(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
     """The records of functions with that name, the last one first."""
     name = description.short_name
     records = reversed(ledger.records())
@@ -119,7 +119,7 @@ def key_differences(before: Description, after: Description) -> tuple[Difference
 
 
 def _nearest_version(
-    ledger: Ledger, description: Description
+    ledger: Ledger | LedgerView, description: Description
 ) -> tuple[Record | None, tuple[Difference, ...]]:
     """The last one of those that differ least, and how."""
     candidates = [
@@ -146,7 +146,7 @@ def _file(description: Description) -> str:
     return description.parts[0].where.rpartition(":")[0]
 
 
-def _renamed(ledger: Ledger, description: Description) -> list[Record]:
+def _renamed(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
     """The one record that has most in common, whatever its name, if that is much."""
     recent = islice(reversed(ledger.records()), _MAX_COMPARED)
     shares = [(similarity(each.description.parts, description.parts), each) for each in recent]

@@ -66,8 +66,12 @@ class Recorder:
         self._proved()
         return f"{self._id} {time.monotonic()!r} {time.time()!r}"
 
-    def since(self, mark: str) -> tuple[list[Recipe], list[LeftOut]]:
+    def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[LeftOut]]:
         """Recipes for all that was called since a mark, and the functions that have none.
+
+        Args:
+            mark: what `mark` returned.
+            principal: who asks; what only others have called is left out.
 
         Raises:
             ConfigurationError: when nothing is kept on disk.
@@ -79,7 +83,10 @@ class Recorder:
         shelf.flush()
         calls: dict[bytes, list[RecordedCall]] = {}
         names: dict[bytes, str] = {}
+        sees = self._decisions.acquaintances.sight(principal)
         for name, key, call in self._called(shelf, moment, wall):
+            if not sees(key):
+                continue
             names[key] = name
             calls.setdefault(key, []).append(call)
         recipes: list[Recipe] = []

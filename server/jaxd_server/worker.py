@@ -128,9 +128,11 @@ class Worker:
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 
-    def report(self, what: str) -> dict[str, Any]:
+    def report(self, what: str, principal: str) -> dict[str, Any]:
         """The answer to a client's `statistics` or `info`."""
-        return self.status() if what == "statistics" else self.info()
+        if what != "statistics":
+            return self.info()
+        return self._parts.shown(self.status(), principal)  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
         """Counters and the present state, as the host and `statistics` show them."""

@@ -36,7 +36,7 @@ class Workshop:
         slots: calls in flight on one connection.
         max_frame_bytes, max_result_bytes: limits of what is received and sent.
         max_shared_bytes: of a client's memory that is mapped.
-        report: JSON-able answers to `statistics` and `info`.
+        report: JSON-able answers to `statistics` and `info`, to a principal.
         devices: the same to `devices`, for a session.
     """
 
@@ -53,5 +53,5 @@ class Workshop:
     max_frame_bytes: int
     max_result_bytes: int
     max_shared_bytes: int
-    report: Callable[[str], dict[str, Any]]
+    report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]

@@ -26,6 +26,7 @@ __all__ = [
     "MissingPackage",
     "NoServer",
     "NotInteractive",
+    "NotPermitted",
     "OutOfMemory",
     "PackageMismatch",
     "PackingError",
@@ -89,7 +90,7 @@ class ConfigurationError(JaxdError, ValueError):
 
 
 class LimitExceeded(JaxdError, ValueError):
-    """A message is larger than a configured limit; nothing of it was sent or allocated."""
+    """A configured limit: a message is larger (nothing of it was sent), or a user had its share."""
 
     blame = "caller"
 
@@ -180,6 +181,12 @@ class CannotListen(JaxdError, OSError):
 
 class AuthenticationFailed(JaxdError, ConnectionError):
     """The two ends do not hold the same token, or the peer's user is not admitted."""
+
+    blame = "caller"
+
+
+class NotPermitted(JaxdError, PermissionError):
+    """A client asked for what only the user may have whose server it is."""
 
     blame = "caller"
 

@@ -264,9 +264,10 @@ class Shop:
             "max_frame_bytes": self.options.max_frame_bytes,
         }
 
-    def report(self, what: str) -> dict[str, Any]:
+    def report(self, what: str, principal: str) -> dict[str, Any]:
         """As a worker's."""
         found = {**self.counters.snapshot(), **self.parts.status(), "epoch": 1, "values": 0}
+        found = self.parts.shown(found, principal)
         return found if what == "statistics" else {"devices": self.parts.devices()}
 
     def client(self) -> Client:

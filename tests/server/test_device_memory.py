@@ -57,6 +57,16 @@ def test_the_largest_programs_are_named(no_arrays: None) -> None:
     assert "the largest: f4 with 4.0 MiB, f3 with 3.0 MiB, f2 with 2.0 MiB." in text
 
 
+def test_what_is_somebody_elses_is_not_named(no_arrays: None) -> None:
+    """Where programs are of several, whoever reads this may not know the others' functions."""
+    held = [sized("alices", 4 << 20), sized("bobs", 2 << 20)]
+    held[0].principal, held[1].principal = "account:alice", "account:bob"
+    text = memory_in_use(held)
+    assert "2 programs of 6.0 MiB" in text
+    assert "alices" not in text
+    assert "the largest: bobs" in memory_in_use(held[1:])
+
+
 def test_arrays_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that jax has, whoever made them."""
     array = jnp.zeros(1 << 18, jnp.float32)

@@ -309,7 +309,7 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
     """Such as the first one, which reads all records."""
     entered, opened = threading.Event(), threading.Event()
 
-    def recent(count: int) -> list[Any]:
+    def recent(count: int, principal: str) -> list[Any]:
         entered.set()
         assert opened.wait(PATIENCE_S)
         return []

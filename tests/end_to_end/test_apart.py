@@ -1,0 +1,139 @@
+"""What one person has on a server is not shown to another, whatever they ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect, errors
+from jaxd.warming import recipes_since, start_of_recipes
+from jaxd_protocol.accounts import add_account, remove_account
+from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.own_server
+
+SECRET = 0.123456
+"""Stands in Alice's code only."""
+
+X = np.ones(3, np.float32)
+
+
+def alices_own_secret_step(x: Any) -> Any:
+    """Is called by Alice alone."""
+    return x * SECRET
+
+
+def common_step(x: Any) -> Any:
+    """Is called by both."""
+    return x - 3
+
+
+class Two(NamedTuple):
+    """Clients of two people, and of the one whose server it is.
+
+    Attributes:
+        mark: of the moment before any of them did anything.
+    """
+
+    alice: Client
+    bob: Client
+    owner: Client
+    mark: str
+
+
+@pytest.fixture(scope="module")
+def two(live: LiveServer) -> Iterator[Two]:
+    """Alice has called both functions, Bob the common one; both keep values under names."""
+    folder = str(live.directory / "config" / "jaxd" / "tokens")
+    tokens = [add_account(name, folder)[1] for name in ("alice", "bob")]
+    with (
+        connect(live.tls, token=tokens[0]) as alice,
+        connect(live.tcp, token=tokens[1]) as bob,
+        connect(live.unix) as owner,
+    ):
+        mark = start_of_recipes(owner.caller)
+        alice.persistent_call(alices_own_secret_step)(X)
+        alice.persistent_call(common_step)(X)
+        alice.put(np.zeros(1000), name="alices-values")
+        bob.persistent_call(common_step)(X)
+        yield Two(alice, bob, owner, mark)
+    for name in ("alice", "bob"):
+        remove_account(name, folder)
+
+
+def everything(client: Client, verb: str, *args: Any) -> str:
+    """All that a client is told, as text."""
+    return json.dumps(client.caller.ask(verb, *args))
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"), [("functions", ()), ("recent", (100,)), ("statistics", ()), ("values", ())]
+)
+def test_nothing_of_alice_is_shown_to_bob(two: Two, verb: str, args: tuple[Any, ...]) -> None:
+    """Not her functions, their arguments, her values or her name; her own are shown to her."""
+    told = everything(two.bob, verb, *args)
+    assert "alices" not in told
+    if verb in ("functions", "recent"):
+        assert "common_step" in everything(two.bob, "functions")
+        for who in (two.alice, two.owner):
+            assert "alices_own_secret_step" in everything(who, verb, *args)
+    if verb == "values":
+        assert "alices-values" in everything(two.alice, verb)
+    if verb == "statistics":
+        assert "account:bob" in told
+        assert "account:alice" not in told
+        assert "account:alice" in everything(two.owner, verb)
+
+
+def test_code_is_sent_to_those_who_have_it_anyway(two: Two) -> None:
+    """A lockfile of Bob's has what he has called since he began, and no code of Alice's."""
+    recorded = {
+        who: {recipe.name for recipe in recipes_since(client.caller, two.mark)[0]}
+        for who, client in (("alice", two.alice), ("bob", two.bob), ("owner", two.owner))
+    }
+    assert recorded["bob"] == {"common_step"}
+    assert recorded["alice"] == {"common_step", "alices_own_secret_step"}
+    assert recorded["owner"] >= recorded["alice"]
+
+
+def test_a_reason_compares_with_what_one_has_called_oneself(two: Two) -> None:
+    """Else the constants of others would stand in it."""
+
+    def asked(client: Client) -> str:
+        similar = FunctionType(  # the same code but for the constant, as a guess would be
+            alices_own_secret_step.__code__,
+            {**globals(), "SECRET": 0.5},
+            "alices_own_secret_step",
+        )
+        similar.__module__ = __name__
+        return str(client.persistent_call(similar).why(X))
+
+    assert "0.123456" in asked(two.alice)
+    assert "first call of this function" in asked(two.bob)
+
+
+def test_what_one_does_not_know_one_cannot_remove(two: Two) -> None:
+    """Nor learn whether it is there."""
+    function = two.alice.persistent_call(alices_own_secret_step)
+    key = function.why(X).key
+    assert two.bob.caller.ask("forget", bytes.fromhex(key)) == {"executables": 0}
+    assert function.why(X).verdict == "hit"
+
+
+def test_only_the_owner_may_have_programs_verified(two: Two) -> None:
+    """It takes long, and what it finds has names in it."""
+    with pytest.raises(errors.NotPermitted, match="Ask whoever runs it"):
+        two.bob.caller.ask("verify", 1)
+
+
+def test_a_program_that_both_use_is_made_once(two: Two) -> None:
+    """Being apart costs nobody a compilation."""
+    before = two.bob.statistics()
+    two.bob.persistent_call(common_step)(X)
+    after = two.bob.statistics()
+    assert (after.compiles, after.executable_hits - before.executable_hits) == (before.compiles, 1)
