@@ -1,21 +1,56 @@
 """Finds the function that a server's program calls back: among what this process's own reaches.
 
 The forms of an aim are described where servers make them, in `jaxd_server.aims`. Nothing is
-imported or unpickled here because a server says so, and no code is run but this process's own.
+imported or unpickled here because a server says so. A server that others have got hold of must not
+get hold of its clients: it cannot walk from an object to whatever hangs there, and what Python,
+jax and numpy offer is not called for it (an honest server calls that itself), unless the function
+gives just that to be called back.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import CellType, CodeType, FunctionType
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError, ProtocolError
+from jaxd_protocol.installed import is_local_module
 
-__all__ = ["find"]
+__all__ = ["find", "function_at"]
 
 Aim = tuple[Any, ...]
+
+_NOT_FOR_SERVERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+
+
+def function_at(aim: Aim, objects: Sequence[Any], live: Sequence[Any]) -> Callable[..., Any]:
+    """The function that a server aims at, as `find`.
+
+    Raises:
+        ProtocolError: as `find`, and when it is none that a server may have called.
+    """
+    found = find(aim, objects, live)
+    while aim[0] == "partial":
+        aim = aim[1]
+    if aim[0] in ("live", "get", "made") or (aim[0] in ("object", "value") and _is_others(found)):
+        return found  # type: ignore[no-any-return]
+    raise ProtocolError(
+        "the server wants a function called that no server may: it is Python's, jax's or numpy's "
+        "own. Is that server what it should be?"
+    )
+
+
+def _is_others(function: Any) -> bool:
+    """Whether a function is the user's own or a library's, or a method of any object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = getattr(function, "__module__", None)
+    if isinstance(home, str):
+        return home.partition(".")[0] not in _NOT_FOR_SERVERS
+    owner = getattr(function, "__self__", None)  # a method that is written in C says no module
+    return owner is not None and not isinstance(owner, ModuleType)
 
 
 def find(aim: Aim, objects: Sequence[Any], live: Sequence[Any]) -> Any:
@@ -51,7 +86,10 @@ class _Finder:
 
     def _live(self, number: int, names: Sequence[str]) -> Any:
         found = self._live_objects[_natural(number)]
+        said = set(_names_in(self._objects)) if names else set()
         for name in names:
+            if name not in said:  # else a module that is given would be a way to everything
+                raise ValueError(name)
             found = self._attribute(found, name)
         return found
 
@@ -59,7 +97,12 @@ class _Finder:
         return self._objects[_natural(number)]
 
     def _get(self, owner: Aim, name: str) -> Any:
-        return self._attribute(self.at(owner), name)
+        """A method, bound to its object; whatever else hangs there is no server's business."""
+        of = self.at(owner)
+        found = self._attribute(of, name)
+        if isinstance(of, ModuleType) or getattr(found, "__self__", None) is not of:
+            raise ValueError(name)
+        return found
 
     def _attribute(self, owner: Any, name: str) -> Any:
         if name.startswith("__"):
@@ -86,6 +129,8 @@ class _Finder:
     ) -> FunctionType:
         """A function that the code of another one would make: of that code, in its globals."""
         maker = self.at(owner)
+        if not isinstance(maker, FunctionType):
+            raise TypeError(maker)
         code = maker.__code__
         for index in path:
             nested = [each for each in code.co_consts if isinstance(each, CodeType)]
@@ -129,6 +174,26 @@ class _Finder:
 
 
 _CONTAINERS: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "dict": dict}
+
+
+def _names_in(objects: Sequence[Any]) -> Iterator[str]:
+    """The names that stand in the user's own functions, and in the methods of own classes."""
+    for value in objects:
+        home = getattr(value, "__module__", None)
+        if isinstance(home, str) and not is_local_module(home):
+            continue
+        members = list(vars(value).values()) if isinstance(value, type) else []
+        for each in (value, *members):
+            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _names_of(code)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for nested in code.co_consts:
+        if isinstance(nested, CodeType):
+            yield from _names_of(nested)
 
 
 def _natural(number: int) -> int:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.aims import find
+from jaxd.aims import function_at
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
 from jaxd.inside import inside
@@ -76,7 +76,7 @@ class Callbacks:
         identity = call.spec.identity
         with identity.travelling():
             aim, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
-        function = find(aim, *identity.own())
+        function = function_at(aim, *identity.own())
         return function(*args, **kwargs)
 
     def _note(self, connection: object, number: int, error: BaseException | None) -> None:

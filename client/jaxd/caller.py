@@ -15,7 +15,7 @@ from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
 from jaxd.raised import raised_by
-from jaxd.results import Home, ResultsAs
+from jaxd.results import Home, ResultsAs, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
@@ -199,15 +199,21 @@ class Caller(Link):
         Raises:
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
-        if value[0] == FAILED:
-            raise raised_by(value[1], call.spec.identity.name, connection)
         identity = call.spec.identity
+        try:
+            has_failed, told, *more = value
+        except (TypeError, ValueError) as error:
+            raise unreadable() from error
+        if has_failed == FAILED:
+            raise raised_by(told, identity.name, connection)
         if call.stay is not None:
             remote = connection.remote  # not that of today: what stayed belongs to its session
             assert remote is not None
-            return remote.calls.read(call, value[1], Home.of(value, buffers))
+            return remote.calls.read(call, told, Home.of(value, buffers))
+        if not more:
+            raise unreadable()
         with identity.travelling():
-            return identity.reader.read(value[1], value[2], buffers, call.results)
+            return identity.reader.read(told, more[0], buffers, call.results)
 
     # what the server asks (see transport.Answers) ----------------------------------------------
 

@@ -17,10 +17,17 @@ from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees import Layout, Leaf, Place, Placement, parse_skeleton
 from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
-__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs"]
+__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs", "unreadable"]
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
+
+
+def unreadable() -> ProtocolError:
+    """What a reply is that has another form than replies have."""
+    return ProtocolError(
+        "the server's reply to a call cannot be read. Install the same jaxd on both sides."
+    )
 
 
 class Home(NamedTuple):
@@ -37,8 +44,15 @@ class Home(NamedTuple):
 
     @classmethod
     def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> Home:
-        """That of a reply to a call that said what is to stay."""
-        return cls(reply[2], buffers, unpack_numbers(reply[4]))
+        """That of a reply to a call that said what is to stay.
+
+        Raises:
+            ProtocolError: when it is no such reply.
+        """
+        try:
+            return cls(reply[2], buffers, unpack_numbers(reply[4]))
+        except (IndexError, TypeError) as error:
+            raise unreadable() from error
 
     def check(self, leaves: int) -> None:
         """Raises `ProtocolError` unless it is a part of a result of so many leaves."""

@@ -177,7 +177,8 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         principal = admitted.principal
         workshop = self._workshop
         share = Share(workshop.budget, workshop.slots)
-        channel = BulkChannel(stream_over(admitted.line), workshop.max_frame_bytes, share.admit)
+        stream = stream_over(admitted.line)
+        channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.enter(None, principal, 0)  # where its calls run
         workshop.traffic.add(channel)
         try:

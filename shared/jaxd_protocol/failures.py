@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Final
 
 from jaxd_protocol import errors
-from jaxd_protocol.errors import Busy, JaxdError, RemoteError
+from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.remote_frames import frames_of, traceback_of
 from jaxd_protocol.trees.literals import dump_literal, load_literal
 
@@ -112,14 +112,28 @@ def rebuild_failure(failure: Failure, *, with_jax: bool = False) -> BaseExceptio
     Args:
         failure: what `describe_failure` made of it.
         with_jax: whether frames of jax are wanted as well.
+
+    Raises:
+        ProtocolError: when the data stands for no exception.
     """
+    try:
+        return _whole(failure, with_jax=with_jax)
+    except ProtocolError:
+        raise
+    except (AttributeError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as no:
+        raise ProtocolError(
+            "the peer raised an exception that cannot be read. Install the same jaxd on both sides."
+        ) from no
+
+
+def _whole(failure: Failure, *, with_jax: bool) -> BaseException:
     error = _rebuilt(failure)
     frames, links, notes = failure[6:9] or ((), (), ())
     for note in notes:
         error.add_note(note)
     error.__traceback__ = traceback_of(frames, with_jax=with_jax)
     if links:
-        before = rebuild_failure(links[1], with_jax=with_jax)
+        before = _whole(links[1], with_jax=with_jax)
         if links[0] == "cause":
             error.__cause__ = before
         else:

@@ -30,6 +30,7 @@ class Asked(NamedTuple):
         buffers: the data beside it.
         ask: asks the client in turn; returns its value and its buffers.
         hang_up: ends the connection.
+        number: the client's for it.
     """
 
     verb: str
@@ -37,6 +38,7 @@ class Asked(NamedTuple):
     buffers: list[bytes]
     ask: Callable[..., tuple[Any, list[bytes]]]
     hang_up: Callable[[], None]
+    number: int
 
 
 def warmed(verdict: str = "compile", seconds: float = 1.5) -> Reply:
@@ -136,7 +138,8 @@ class _Connection(BulkConnection):
         self.shut()
 
     def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
-        asked = Asked(verb, args, [bytes(each) for each in frame.buffers], self._ask, self._hang_up)
+        buffers = [bytes(each) for each in frame.buffers]
+        asked = Asked(verb, args, buffers, self._ask, self._hang_up, seq)
         threading.Thread(target=self._reply, args=(seq, asked), daemon=True).start()
 
     def _reply(self, seq: int, asked: Asked) -> None:

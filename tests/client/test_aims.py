@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jaxd.aims import find
+from jaxd.aims import find, function_at
 from jaxd_protocol.errors import CallbackError, ProtocolError
 
 FACTOR = 2
@@ -26,6 +28,11 @@ def maker(held: list[Any]) -> Any:
     return outer
 
 
+def says_items_append() -> None:
+    """Gives `box.items.append` to be called back, as far as its names tell."""
+    Box().items.append(0)
+
+
 class Box:
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -36,7 +43,7 @@ def test_objects_are_this_process_own() -> None:
     box = Box()
     assert find(("object", 1), [len, box], []) is box
     assert find(("live", 0, ()), [], [box]) is box
-    find(("live", 0, ("items", "append")), [], [box])(3)
+    find(("live", 0, ("items", "append")), [says_items_append], [box])(3)
     find(("get", ("object", 0), "extend"), [box.items], [])([4])
     assert box.items == [3, 4]
 
@@ -71,10 +78,23 @@ def test_partials_and_containers() -> None:
     [
         ("object", 7),
         ("object", -1),
-        ("live", 0, ()),
+        ("live", 9, ()),
         ("odd", 1),
         (),
         ("get", ("object", 0), "__class__"),
+        ("get", ("object", 1), "system"),
+        ("get", ("object", 1), "path"),
+        ("get", ("object", 2), "items"),
+        ("get", ("get", ("object", 2), "items"), "append"),
+        ("live", 0, ("system",)),
+        ("live", 0, ("path", "os", "system")),
+        ("live", 1, ("__class__",)),
+        ("value",),
+        ("cell", ("object", 0), 0),
+        ("made", ("object", 1), (), (), None, None),
+        [["object", 0]],
+        None,
+        7,
         ("made", ("object", 0), (9,), (), None, None),
         ("items", "set", ()),
     ],
@@ -82,7 +102,42 @@ def test_partials_and_containers() -> None:
 def test_a_server_cannot_aim_at_anything_else(aim: Any) -> None:
     """It names what the function reaches, and nothing that lies behind."""
     with pytest.raises(ProtocolError, match="does not have"):
-        find(aim, [maker([])], [])
+        find(aim, [maker([]), os, Box(), says_items_append], [os, Box()])
+
+
+def says_hello(name: str) -> str:
+    """A function of the user's own."""
+    return f"hello {name}"
+
+
+JITTED = jax.jit(lambda x: x + 1)
+APPEND = list[Any]().append
+OBJECTS: list[Any] = [says_hello, os.system, np.load, jax.jit, eval, JITTED, APPEND, Box, open]
+
+
+@pytest.mark.parametrize("wrap", [lambda aim: aim, lambda aim: ("partial", aim, (), {})])
+@pytest.mark.parametrize("number", range(len(OBJECTS)))
+def test_what_python_offers_is_not_called_for_a_server(number: int, wrap: Any) -> None:
+    """Though the function reaches it: an honest server would have called it itself."""
+    for aim in (("object", number), ("value", OBJECTS[number])):
+        if OBJECTS[number] in (says_hello, JITTED, APPEND, Box):
+            assert callable(function_at(wrap(aim), OBJECTS, []))
+        else:
+            with pytest.raises(ProtocolError, match="no server may"):
+                function_at(wrap(aim), OBJECTS, [])
+
+
+def test_what_is_given_to_be_called_back_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Be it Python's own: it is the user who said so."""
+    function_at(("live", 0, ()), [], [print])("called")
+    assert capsys.readouterr().out == "called\n"
+
+
+@pytest.mark.parametrize("aim", [("items", "list", ()), ("array", 1), ("partial", ("items",))])
+def test_what_is_no_function_is_not_called(aim: Any) -> None:
+    """Nor what holds one."""
+    with pytest.raises(ProtocolError):
+        function_at(aim, OBJECTS, [])
 
 
 def test_what_is_gone_is_said() -> None:

@@ -40,7 +40,12 @@ def traced(scale: int) -> tuple[Callable[..., Any], ...]:
     return inner, lambda value: inner(value)  # noqa: PLW0108  it holds the other
 
 
-OBJECTS = [traced, box, held]
+def gives(found: list[Any]) -> Any:
+    """Says `append`, as the code does that gives it to be called back."""
+    return found.append
+
+
+OBJECTS = [traced, box, held, gives]
 
 
 def there_and_back(function: Any, live: tuple[Any, ...] = ()) -> Any:

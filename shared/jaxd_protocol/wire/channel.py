@@ -26,6 +26,7 @@ class BulkChannel(Channel):  # type: ignore[misc]
         max_frame_bytes: larger messages are refused both ways, before any memory is taken.
         admit: called with the size of an arriving message before memory is taken for its
             buffers; it may block (back-pressure).
+        inflates: whether the peer may be a stock one of rpyc's, which compresses; ours never do.
     """
 
     def __init__(
@@ -33,9 +34,13 @@ class BulkChannel(Channel):  # type: ignore[misc]
         stream: BulkStream,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         admit: Callable[[int], None] | None = None,
+        *,
+        inflates: bool = False,
     ) -> None:
         super().__init__(stream, compress=False)
-        self.reader = FrameReader(stream.receive_into, max_frame_bytes, admit, stream.arrivals)
+        self.reader = FrameReader(
+            stream.receive_into, max_frame_bytes, admit, stream.arrivals, inflates=inflates
+        )
         self.writer = FrameWriter(stream.send_some, max_frame_bytes, stream.flush)
 
     def send(

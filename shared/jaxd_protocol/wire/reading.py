@@ -81,6 +81,7 @@ class FrameReader:
         admit: called with the size of a message before memory is taken for its buffers; it may
             block (back-pressure).
         arrivals: where the stream keeps the descriptors that have come; without it, none may.
+        inflates: whether the peer may be a stock one of rpyc's, which compresses; ours never do.
     """
 
     def __init__(
@@ -89,13 +90,17 @@ class FrameReader:
         max_frame_bytes: int,
         admit: Callable[[int], None] | None = None,
         arrivals: Arrivals | None = None,
+        *,
+        inflates: bool = False,
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.bytes_received = 0
         self._receive_into = receive_into
         self._admit = admit
         self._arrivals = arrivals
-        self._flags = {0, FLAG_COMPRESSED, FLAG_BUFFERS}
+        self._flags = {0, FLAG_BUFFERS}
+        if inflates:
+            self._flags.add(FLAG_COMPRESSED)
         if arrivals is not None:
             self._flags |= {FLAG_DESCRIPTORS, _BESIDE}
         # read-ahead, first unconsumed byte in it, and what is being received or is ready

@@ -33,7 +33,8 @@ def test_a_stock_channel_and_ours_understand_each_other(
     pair: tuple[BulkStream, BulkStream], size: int, compress: bool
 ) -> None:
     """rpyc compresses what is larger than 3,000 bytes."""
-    ours, stock = BulkChannel(pair[0]), Channel(pair[1], compress=compress)
+    ours = BulkChannel(pair[0], inflates=True)
+    stock = Channel(pair[1], compress=compress)
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     for sender, receiver in ((stock, ours), (ours, stock)):
         sending = threading.Thread(target=sender.send, args=(body,))

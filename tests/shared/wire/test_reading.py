@@ -82,7 +82,7 @@ def test_a_reader_that_is_interrupted_anywhere_goes_on_where_it_was(
     wire = frame_bytes(b"first") + middle + frame_bytes(b"last", (b"1",))
     for n in count(1):
         with arriving(wire) as incoming:
-            reader = FrameReader(in_steps(steps, incoming.receive_into), LIMIT)
+            reader = FrameReader(in_steps(steps, incoming.receive_into), LIMIT, inflates=True)
             with Interrupt(n, reading, spans, stream) as interrupt:
                 found = list(read_all(reader))
         assert found == [(b"first", ()), (body, buffers), (b"last", (b"1",))], n
@@ -181,7 +181,7 @@ def test_what_is_announced_is_refused_before_memory_is_taken(case: str) -> None:
     """A few bytes cannot make the other end take a terabyte."""
     wire, refusal = ANNOUNCED[case]
     with arriving(wire) as incoming:
-        reader = FrameReader(incoming.receive_into, LIMIT)
+        reader = FrameReader(incoming.receive_into, LIMIT, inflates=True)
         peak = _peak_of(reader.peek, refusal)
     assert peak < 1 << 20
 
@@ -212,7 +212,9 @@ def test_a_compressed_message_inflates_no_further_than_its_limit(
     """1 kB of zeros can stand for 1 MB."""
     monkeypatch.setattr(frames, "MAX_INFLATED_BYTES", 1 << 16)
     with arriving(frame_bytes(bytes(1 << 20), compressed=True)) as incoming:
-        peak = _peak_of(FrameReader(incoming.receive_into, LIMIT).peek, LimitExceeded)
+        peak = _peak_of(
+            FrameReader(incoming.receive_into, LIMIT, inflates=True).peek, LimitExceeded
+        )
     assert peak < 1 << 18
 
 
@@ -221,12 +223,21 @@ def test_a_compressed_message_inflates_no_further_than_its_limit(
 def test_garbage_is_refused_in_our_own_words(wire: bytes) -> None:
     """Any bytes at all end in a message, a typed refusal or the end of the stream."""
     with arriving(wire) as incoming:
-        reader = FrameReader(incoming.receive_into, 1 << 12)
+        reader = FrameReader(incoming.receive_into, 1 << 12, inflates=True)
         try:
             for _ in read_all(reader):
                 pass
         except (ProtocolError, LimitExceeded):
             pass
+
+
+def test_what_our_own_ends_never_send_is_not_inflated() -> None:
+    """A compressed frame comes from a stock peer, and only servers have any."""
+    with (
+        arriving(frame_bytes(b"x" * 5000, compressed=True)) as incoming,
+        pytest.raises(ProtocolError, match="unknown frame flags 1"),
+    ):
+        FrameReader(incoming.receive_into, LIMIT).peek()
 
 
 def test_a_stream_that_ends_inside_a_frame_ends() -> None:
