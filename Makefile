@@ -22,12 +22,13 @@ pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constrain
 parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak faults lint lint-docker bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
 	@echo 'make soak    the tests that take minutes'
+	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and look who notices'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
@@ -45,6 +46,9 @@ test: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
+
+faults: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -m faults -o faulthandler_timeout=0 $(TEST_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)

@@ -14,12 +14,13 @@ from jaxd.callbacks import CalledBack
 from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
+from jaxd.losses import Losses
 from jaxd.raised import raised_by
 from jaxd.results import Home, ResultsAs, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import CallbackError, ConnectionLost, WorkerLost, WorkerReplaced
+from jaxd_protocol.errors import CallbackError, ConnectionLost, WorkerReplaced
 from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
-__all__ = ["MAX_WORKERS", "Caller", "HasCaller", "default_caller", "lost_twice"]
+__all__ = ["MAX_WORKERS", "Caller", "HasCaller", "default_caller"]
 
 MAX_WORKERS = 4
 """How many workers a call is sent to while one after the other is replaced."""
@@ -100,7 +101,7 @@ class Caller(Link):
         return self.outcome(call, value, frame.buffers, connection)
 
     def reply(self, call: Encoded) -> tuple[Any, Frame]:
-        """What the server says to a call: to the second one, when its worker ends during the first.
+        """What the server says to a call, which is repeated when its worker ends; see `Losses`.
 
         Raises:
             JaxdError: when there is no reply.
@@ -109,20 +110,25 @@ class Caller(Link):
 
     def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-        try:
-            return self._request(call, deadline)
-        except CalledBack:
-            raise
-        except ConnectionLost:
+        losses: Losses | None = None
+        while True:
+            sent: list[ClientConnection] = []
             try:
-                return self._request(call, deadline)
+                return self._request(call, deadline, sent)
+            except CalledBack:
+                raise
             except ConnectionLost as error:
-                raise lost_twice(call) from error
+                losses = losses or Losses(call.spec.identity.name)
+                losses.note(error, sent[-1].worker if sent else None)
+            call = losses.repeated(call, self.connection().worker)
 
     def _request(
-        self, call: Encoded, deadline: float | None
+        self, call: Encoded, deadline: float | None, sent: list[ClientConnection]
     ) -> tuple[Any, Frame, ClientConnection]:
-        """The reply of the worker, or of the one that takes its place, and who brought it."""
+        """The reply of the worker, or of the one that takes its place, and who brought it.
+
+        `sent` gets each connection over which the call went.
+        """
         for _ in range(MAX_WORKERS):
             connection = self.connection()
             number = connection.number()
@@ -131,6 +137,7 @@ class Caller(Link):
             remote = connection.remote
             drops = b"" if remote is None else remote.drops.take()
             late = partial(self._let_go, call, load, connection)
+            sent.append(connection)
             try:
                 value, frame = connection.request(
                     "call",
@@ -253,15 +260,6 @@ class Caller(Link):
             self.notices.event(connection, number, content)
         else:
             self.progress.event(connection, number, kind, content)
-
-
-def lost_twice(call: Encoded) -> WorkerLost:
-    """The error for a call whose worker ended, and ended again when it was repeated."""
-    return WorkerLost(
-        f"the server's worker ended while it ran {call.spec.identity.name}, and again when the "
-        "call was repeated. The function may be what ends it: see the server's log, and try it "
-        "with JAXD_INLINE=1."
-    )
 
 
 class HasCaller(Protocol):

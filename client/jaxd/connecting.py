@@ -42,6 +42,7 @@ def open_connection(
     if address.is_network:
         stream.passes_descriptors = False  # ssh speaks with us over a Unix socket
     connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), answers)
+    connection.worker = (welcome.get("epoch"), welcome.get("pid"))
     return connection, welcome
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd.inside import is_inside, running
 from jaxd.origin import rows_of
-from jaxd_protocol.calls import INSIDE, MAY_REPEAT, ON_VALUES, STRICT
+from jaxd_protocol.calls import INSIDE, LOST_AGAIN, LOST_ONCE, MAY_REPEAT, ON_VALUES, STRICT
 from jaxd_protocol.elsewhere import ABSENT, BLOCK, Row, Stay, pack_rows
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Encoded(NamedTuple):
             shorter than `buffers` where none is.
         stay: what of the result is to stay on the server; None: nothing.
         sources: the arrays of jax whose data is in a buffer, by leaf.
+        lost: how many workers have died during it.
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
@@ -49,6 +50,7 @@ class Encoded(NamedTuple):
     stay: Stay | None = None
     sources: Mapping[int, Any] = {}
     heads: Mapping[int, bytes] = {}
+    lost: int = 0
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -66,6 +68,8 @@ class Encoded(NamedTuple):
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
         if running and is_inside():
             flags |= INSIDE
+        if self.lost:
+            flags |= LOST_ONCE if self.lost == 1 else LOST_ONCE | LOST_AGAIN
         return flags
 
     def message(

@@ -1,4 +1,4 @@
-"""A submitted call: its future, its deadline, and its one repetition."""
+"""A submitted call: its future, its deadline, and its repetitions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jaxd.caller import MAX_WORKERS, Caller, lost_twice
+from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
+from jaxd.losses import Losses
 from jaxd.pending import Pending
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerReplaced
@@ -34,7 +35,7 @@ class Submission:
         self._caller = caller
         self._call = call
         self._reply: tuple[Any, ...] | None = None  # when there is a result
-        self._repeated = False
+        self._losses = Losses(call.spec.identity.name)
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
         timeout_s = call.timeout_s
@@ -49,6 +50,7 @@ class Submission:
             JaxdError: when it cannot be sent.
         """
         connection = self._caller.connection(fresh=bool(self._call.buffers))
+        self._call = self._losses.repeated(self._call, connection.worker)
         window = self._caller.window
         assert window is not None
         number = connection.number()
@@ -68,11 +70,12 @@ class Submission:
                 number,
                 self._call,
             )
-        except ConnectionLost:
-            if self._repeated:
+        except ConnectionLost as error:
+            try:
+                self._losses.note(error, None)
+            except ConnectionLost:
                 self.future.cancel()
-                raise lost_twice(self._call) from None
-            self._repeated = True
+                raise
             return self.start()
         except BaseException:
             self.future.cancel()  # gives its place in the window back
@@ -100,7 +103,7 @@ class Submission:
         self._reply = pending.value if ready else None
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
-            return self._lost((connection, number))
+            return self._lost((connection, number), pending.error)
         failed = pending.error is None and not ready
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
@@ -125,17 +128,15 @@ class Submission:
                 self.future.set_result(result)
         return None
 
-    def _lost(self, flight: tuple[ClientConnection, int]) -> None:
-        """Repeats the call once."""
+    def _lost(self, flight: tuple[ClientConnection, int], error: ConnectionLost) -> None:
+        """Repeats the call; see `Losses`."""
         if self.future.done():
             return None  # it was cancelled, or its deadline has passed
         try:
             self._caller.callbacks.refuse_again(*flight, self._call.spec.identity.name)
-        except ConnectionLost as error:
-            return self._fail(error)
-        if self._repeated:
-            self._fail(lost_twice(self._call))
-        elif self._call.buffers:
+        except ConnectionLost as called_back:
+            return self._fail(called_back)
+        if self._call.buffers:
             self._fail(
                 ConnectionLost(
                     "the connection ended while a submitted call was open, and its arrays may "
@@ -143,7 +144,7 @@ class Submission:
                 )
             )
         else:
-            self._repeated = True
+            self._losses.note(error, flight[0].worker)
             self._again()
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rpyc.core.service import VoidService
 
 from jaxd.forking import forget_after_fork
+from jaxd.losses import Unsent
 from jaxd.pending import Answers, Pending
 from jaxd.sent_before import SentBefore
 from jaxd.shared_reading import LOST, SharedReading, ignore
@@ -45,6 +46,7 @@ class ClientConnection(SharedReading):
         sent_before: what its session has sent; set by who knows the session.
         remote: what this process has on the server in its session; set by who knows it.
         address: of the server, for people.
+        worker: which of its workers this is; set by who has heard it.
         on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
@@ -55,6 +57,7 @@ class ClientConnection(SharedReading):
         self.sent_before: SentBefore | None = None
         self.remote: RemoteValues | None = None
         self.address = "an address that is not known"
+        self.worker: tuple[Any, ...] = ()
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         forget_after_fork(self)
 
@@ -217,7 +220,7 @@ class ClientConnection(SharedReading):
         descriptors: Sequence[int] = (),
     ) -> None:
         if self._closed:
-            raise ConnectionLost(LOST)
+            raise Unsent(LOST)
         size = sum(map(len, buffers))
         self._arriving(size)
         try:
@@ -227,9 +230,8 @@ class ClientConnection(SharedReading):
             else:
                 self.send_request(seq, verb, args, buffers, descriptors)
         except EOFError as error:
-            lost = ConnectionLost(LOST)
-            self._fail_all(lost, error)
-            raise lost from error
+            self._fail_all(ConnectionLost(LOST), error)
+            raise Unsent(LOST) from error
 
     def retire(self) -> None:
         """Ends the connection on purpose: open requests fail, and nobody repeats them."""

@@ -1,15 +1,22 @@
-"""May this call run now? The doors close when the server drains."""
+"""May this call run now? The doors close when the server drains, and for a call that runs alone."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 
 __all__ = ["Admission", "Running"]
+
+PATIENCE_S: Final = 5.0
+"""How long a call that is to run alone keeps new ones waiting while those before it are running."""
+
+ALONE_S: Final = 10.0
+"""How long it keeps them waiting while it runs. After that it is not alone any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,20 +26,36 @@ class Running:
     Attributes:
         function: what people call its function.
         started: `time.monotonic()` when it was admitted.
+        is_suspect: whether it was to run alone.
+        place: where it stands in the black box; -1: nowhere.
+        leaves: called when it is over.
     """
 
     function: str
     started: float = field(default_factory=time.monotonic)
+    is_suspect: bool = False
+    place: int = -1
+    leaves: list[Callable[[], None]] | None = None
 
 
 class Admission:
-    """Counts running calls and closes the doors. Thread-safe."""
+    """Counts running calls and closes the doors. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        patience_s, alone_s: see `PATIENCE_S` and `ALONE_S`.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S, alone_s: float = ALONE_S) -> None:
+        self._patience_s = patience_s
+        self._alone_s = alone_s
         self._running: set[Running] = set()
         self._changed = threading.Condition()  # guards all of these
         self._draining = False
         self._replacing = False
+        self._suspects: list[object] = []  # the first one runs, or is next
+        self._bar_until = 0.0
+        self._on_company: Callable[[], None] | None = None  # of the one that runs alone
+        self._barred = False  # whether anything of this is of interest to others
 
     @property
     def draining(self) -> bool:
@@ -40,16 +63,22 @@ class Admission:
         return self._draining
 
     @property
+    def is_barred(self) -> bool:
+        """Whether a new call may have to wait."""
+        return self._barred
+
+    @property
     def is_busy(self) -> bool:
         """Whether calls are running."""
         return bool(self._running)
 
-    def enter(self, function: str, deadline: float | None) -> Running:
+    def enter(self, function: str, deadline: float | None, *, inside: bool = False) -> Running:
         """Admits a call; `leave` ends it.
 
         Args:
             function: for the status page.
             deadline: `time.monotonic()` after which nobody waits for the result.
+            inside: whether a call that runs waits for this one.
 
         Raises:
             ServerDraining: when the server is stopping.
@@ -59,15 +88,97 @@ class Admission:
         """
         running = Running(function)
         if deadline is not None and running.started > deadline:
-            raise DeadlineExceeded(
-                "the call's timeout_s passed before it could start. Give it more time, or raise "
-                "the server's --threads."
-            )
+            raise _too_late()
         with self._changed:
-            if self._draining:
-                self._refuse()
+            if self._barred:
+                self._wait(deadline, inside=inside)
             self._running.add(running)
         return running
+
+    def _wait(self, deadline: float | None, *, inside: bool) -> None:
+        """Returns when nobody runs alone. The lock is held."""
+        while not self._draining and self._suspects and not inside:
+            now = time.monotonic()
+            if now >= self._bar_until:
+                self._has_company()
+                return
+            self._sleep(self._bar_until, deadline)
+        if self._draining:
+            self._refuse()
+
+    def _sleep(self, until: float, deadline: float | None) -> None:
+        """Waits for a change, for so long at most. The lock is held."""
+        now = time.monotonic()
+        if deadline is not None:
+            if now > deadline:
+                raise _too_late()
+            until = min(until, deadline)
+        self._changed.wait(max(0.001, until - now))
+
+    def _has_company(self) -> None:
+        if self._on_company is not None:
+            self._on_company()
+            self._on_company = None
+
+    def enter_alone(
+        self, function: str, deadline: float | None, on_company: Callable[[], None]
+    ) -> tuple[Running, bool]:
+        """Admits a call that runs while no other does; `leave` ends it.
+
+        One such call after the other. Others wait for it, but not for ever: after a few seconds
+        they are let in.
+
+        Args:
+            function: for the status page.
+            deadline: `time.monotonic()` after which nobody waits for the result.
+            on_company: called, under a lock, when others run beside it after all.
+
+        Returns:
+            The call, and whether it is alone: not where an earlier call takes too long.
+
+        Raises:
+            ServerDraining, WorkerReplaced, DeadlineExceeded: as `enter`.
+        """
+        mark = object()
+        with self._changed:
+            if not self._suspects:
+                self._bar_until = time.monotonic() + self._patience_s
+            self._suspects.append(mark)
+            self._barred = True
+            try:
+                is_alone = self._wait_alone(mark, deadline)
+            except BaseException:
+                self._over(mark)
+                raise
+            self._bar_until = time.monotonic() + (self._alone_s if is_alone else 0.0)
+            self._on_company = on_company if is_alone else None
+            running = Running(function, is_suspect=True, leaves=[lambda: self._over(mark)])
+            self._running.add(running)
+        return running, is_alone
+
+    def _wait_alone(self, mark: object, deadline: float | None) -> bool:
+        """Returns when it is this one's turn; whether nobody else runs. The lock is held."""
+        while True:
+            if self._draining:
+                self._refuse()
+            now = time.monotonic()
+            if self._suspects[0] is not mark:
+                self._sleep(now + self._patience_s, deadline)
+            elif not self._running:
+                return True
+            elif now >= self._bar_until:
+                return False
+            else:
+                self._sleep(self._bar_until, deadline)
+
+    def _over(self, mark: object) -> None:
+        """A call that was to run alone is over, one way or the other. The lock is held."""
+        if self._suspects[0] is mark:
+            self._on_company = None
+            self._bar_until = time.monotonic() + self._patience_s  # for the next one
+        self._suspects.remove(mark)
+        self._barred = self._draining or bool(self._suspects)
+        self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
         if not self._replacing:
@@ -85,18 +196,24 @@ class Admission:
         """Ends an admitted call."""
         with self._changed:
             self._running.discard(running)
-            if self._draining:
+            if running.leaves is not None:
+                leaves, running.leaves = running.leaves, None
+                for leave in leaves:
+                    leave()
+            if self._barred:
                 self._changed.notify_all()
 
     def replace(self) -> None:
         """Refuses new calls from now on in such a way that their clients repeat them."""
         with self._changed:
-            self._draining = self._replacing = True
+            self._draining = self._replacing = self._barred = True
+            self._changed.notify_all()
 
     def drain(self) -> None:
         """Refuses new calls from now on and waits until the running ones are done."""
         with self._changed:
-            self._draining = True
+            self._draining = self._barred = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running)
 
     def running(self) -> list[dict[str, str | float]]:
@@ -105,3 +222,10 @@ class Admission:
             calls = sorted(self._running, key=lambda call: call.started)
         now = time.monotonic()
         return [{"function": c.function, "seconds": round(now - c.started, 3)} for c in calls]
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "the call's timeout_s passed before it could start. Give it more time, or raise "
+        "the server's --threads."
+    )

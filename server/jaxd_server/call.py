@@ -51,6 +51,7 @@ class Call:
         deliver: what becomes of its result; by default it goes home whole.
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
+        lost: how many workers have died during it; 2: or more.
         inside: whether it is made by something that a program has called back.
         call_back: calls a function in the process of its client, see `Asking.call_back`.
         session: whose call it is.
@@ -77,6 +78,7 @@ class Call:
     deliver: Deliver = deliver_home
     strict: bool = False
     warm_only: bool = False
+    lost: int = 0
     inside: bool = False
     call_back: Callable[..., Any] | None = None
     session: Session = _NOBODY

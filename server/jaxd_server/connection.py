@@ -14,7 +14,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, INSIDE, MAY_REPEAT, ON_VALUES, STRICT, WARM
+from jaxd_protocol.calls import (
+    FAILED,
+    INSIDE,
+    LOST_AGAIN,
+    LOST_ONCE,
+    MAY_REPEAT,
+    ON_VALUES,
+    STRICT,
+    WARM,
+)
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import (
     InternalError,
@@ -167,6 +176,7 @@ class ServerConnection(BulkConnection):
             call.warm_only = bool(flags & WARM)
             call.call_back = source.call_back
             call.inside = bool(flags & INSIDE)
+            call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = self._session
             call.holdings = self._own.holdings
             if stay:
@@ -212,13 +222,15 @@ class ServerConnection(BulkConnection):
 
     def _warm(self, plan: Plan | None) -> Executable | None:
         """What runs a call, when there is nothing that it would have to wait for."""
-        if plan is None or self._workshop.pipeline.admission.draining:
+        if plan is None or self._workshop.pipeline.admission.is_barred:
             return None
         return plan.executable
 
     def _pool(self, plan: Plan | None) -> Executor:
         is_warm = plan is not None and plan.executable is not None
-        return self._workshop.runners if is_warm else self._workshop.builders
+        if not is_warm or self._workshop.pipeline.admission.is_barred:  # who waits keeps a thread
+            return self._workshop.builders
+        return self._workshop.runners
 
     def _here(self, run: Callable[[], None]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""

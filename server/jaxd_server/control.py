@@ -1,4 +1,4 @@
-"""The control socket: answers `jaxd status` and `jaxd stop`, also while the worker hangs."""
+"""The control socket: answers `jaxd status`, `jaxd stop` and so on, also while a worker hangs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,21 @@ class Controlled(Protocol):
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: after the running calls, or `now`."""
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, as rows."""
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again; their rows."""
+
 
 @asynccontextmanager
 async def answering(listening: socket, controlled: Controlled) -> AsyncIterator[None]:
     """Answers on the socket `listening` until the block ends.
 
-    One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}` and
-    `{"ask": "stop", "now": true}`. A connection stays open until its client closes it or the host
-    is gone, so that who asked to stop can wait for the end.
+    One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
+    `{"ask": "stop", "now": true}`, `{"ask": "quarantined"}` and
+    `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
+    host is gone, so that who asked to stop can wait for the end.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,4 +67,8 @@ async def _reply(request: Mapping[str, Any], controlled: Controlled) -> dict[str
         case {"ask": "stop"}:
             controlled.stop(now=request.get("now") is True)
             return {"stopping": True}
+        case {"ask": "quarantined"}:
+            return {"quarantined": controlled.quarantined()}
+        case {"ask": "release", "what": str(what)}:
+            return {"released": controlled.release(what)}
     return {"error": f"{request.get('ask')!r} is not known here; ask for status or stop"}

@@ -69,6 +69,14 @@ class Host:
         """Begins to stop: finishes running calls first, or kills the worker `now`."""
         self._supervisor.stop(now=now)
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, because they have ended workers."""
+        return self._supervisor.quarantine.rows()
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again, by name or fingerprint; their rows."""
+        return self._supervisor.release(what)
+
     async def status(self) -> dict[str, Any]:
         """The reply of the control socket; waits half a second for the worker, and no longer."""
         worker = self._supervisor.worker
@@ -95,6 +103,7 @@ class Host:
             "epoch": worker.epoch if worker else 0,
             "worker_pid": worker.pid if worker and not worker.exited.is_set() else None,
             "restarts": worker.epoch - 1 if worker else 0,
+            "quarantined": len(self.quarantined()),
             "log": self._log_file(),
         }
 

@@ -20,6 +20,7 @@ from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
+from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
 from jaxd_server.build_quota import BuildQuota
 from jaxd_server.compiler import Compiler
@@ -49,6 +50,7 @@ from jaxd_server.memory import machine_bytes
 from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
+from jaxd_server.precautions import Precautions
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
@@ -59,6 +61,7 @@ from jaxd_server.shortage import Shortage
 from jaxd_server.stages import Stages
 from jaxd_server.statistics import Counters
 from jaxd_server.store import open_store
+from jaxd_server.suspects import Suspects
 from jaxd_server.target import target
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracing import TraceIn, Tracing
@@ -91,6 +94,8 @@ class Parts:
         report: answers `statistics` and `info` for clients.
         renew: begins to replace this worker, told what changed on disk; None where nobody can.
         rest: begins to end this worker until it is needed again.
+        suspects: which functions have ended earlier workers.
+        box: where the host reads what runs.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class Parts:
         report: Callable[[str, str], dict[str, Any]],
         renew: Callable[[list[str]], None] | None = None,
         rest: Callable[[], None] = lambda: None,
+        suspects: Suspects | None = None,
+        box: BlackBox | None = None,
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
@@ -110,7 +117,12 @@ class Parts:
         self._tls = _tls_context(options)
         self._counters = counters
         contents = Contents(_content_bytes(options))
-        self._values = Values(_value_bytes(options), options.value_share, contents=contents)
+        self._values = Values(
+            _value_bytes(options),
+            options.value_share,
+            contents=contents,
+            on_owners=(lambda _: None) if box is None else box.own,
+        )
         self._devices = Devices(options.devices_per_session)
         self._sessions = Sessions(options.session_grace_s, self._values, devices=self._devices)
         self._traffic = Traffic()
@@ -145,6 +157,7 @@ class Parts:
             None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )
         self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
+        self.pipeline.precautions = Precautions(admission, suspects, box)
         self._rest = Rest(
             _rest_after_s(options), admission, lambda: counters.idle_s, self._has_values, rest
         )
@@ -237,6 +250,10 @@ class Parts:
         """Whether its program is on disk."""
         shelf = self._shelf
         return shelf is not None and shelf.store.has("programs", executable.program.id)
+
+    def owners(self) -> list[str]:
+        """The principals who have arrays here that they have nowhere else."""
+        return self._values.owners()
 
     def status(self) -> dict[str, Any]:
         """The present state, beside the counters."""

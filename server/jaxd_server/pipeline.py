@@ -31,6 +31,7 @@ from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import build_arguments, dynamic, leaves_of
 from jaxd_server.nan_search import find_nan
 from jaxd_server.plan import Plan, Seat
+from jaxd_server.precautions import Precautions, Suspected
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
@@ -60,6 +61,7 @@ class Pipeline:
         decisions: what was built, and why.
         shelf: what is kept on disk; None where nothing is.
         shortage: what is done when the device has no room.
+        precautions: which calls are run alone, or not at all.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Pipeline:
         self._maker = maker
         self.shortage = shortage
         self._renewal = renewal
+        self.precautions = Precautions(admission)
         self._turns = Turns()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -132,7 +135,7 @@ class Pipeline:
         return (FAILED, failure, pack_numbers(call.given_up)), ()
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
-        running = self.admission.enter(executable.name, call.deadline)
+        running = self.admission.enter(executable.name, call.deadline, inside=call.inside)
         try:
             if self._are_several:
                 leaves = _leaves_there(call, plan, executable.device)
@@ -153,7 +156,16 @@ class Pipeline:
     def _cold(self, call: Call) -> Finish:
         if self._renewal is not None:
             self._renewal.look(call.emit)
-        running = self.admission.enter("(unknown function)", call.deadline)
+        try:
+            try:
+                return self._admitted(call, self.precautions.admit(call))
+            except Suspected:
+                return self._admitted(call, self.precautions.admit_alone(call))
+        finally:
+            if self._renewal is not None:
+                self._renewal.note()
+
+    def _admitted(self, call: Call, running: Running) -> Finish:
         try:
             try:
                 return self._found(call, running)
@@ -162,9 +174,6 @@ class Pipeline:
         except BaseException:
             self.admission.leave(running)
             raise
-        finally:
-            if self._renewal is not None:
-                self._renewal.note()
 
     def _found(self, call: Call, running: Running) -> Finish:
         """Finds or makes the executable, and runs it."""
@@ -223,6 +232,7 @@ class Pipeline:
         run.executable.hold()
         try:
             if run.executable.talks:
+                self.precautions.write_down(running, run.call)
                 self._turns.start(run, self._dispatch)
             else:
                 self._dispatch(run)
@@ -252,7 +262,7 @@ class Pipeline:
 
     def _function(self, call: Call, running: Running) -> Function:
         function = self.functions.obtain(call.key, call.source)
-        running.function = function.name
+        self.precautions.examine(running, call, function)
         refuse_or_warn(function.differences, call.emit, strict=call.strict)
         if function.doubt is not None:
             call.emit("warning", {"function": function.name, "text": function.doubt})
@@ -341,7 +351,7 @@ def _recorded(call: Call, layout: Layout) -> RecordedCall:
 
 def _is_plain(call: Call) -> bool:
     """Whether all it wants is a result: what was warm before may not do for one that is strict."""
-    return not (call.strict or call.warm_only)
+    return not (call.strict or call.warm_only or call.lost)
 
 
 def _leaves_there(call: Call, plan: Plan, device: int) -> list[Any]:

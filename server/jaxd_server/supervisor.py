@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxd_protocol.errors import ServerStartFailed
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
+from jaxd_server.quarantine import Quarantine
 from jaxd_server.restarts import MAX_FAILED_STARTS, RestartPolicy
 from jaxd_server.worker_process import WorkerProcess
 
@@ -28,11 +30,13 @@ class Supervisor:
     Attributes:
         worker: the present worker, or the last one while there is none; None before the first.
         stopping: set once the server has begun to stop.
+        quarantine: what workers died of.
     """
 
     def __init__(self, options: ServerOptions, worker_command: Sequence[str]) -> None:
         self.worker: WorkerProcess | None = None
         self.stopping = asyncio.Event()
+        self.quarantine = Quarantine()
         self._options = options
         self._worker_command = worker_command
         self._policy = RestartPolicy()
@@ -45,6 +49,14 @@ class Supervisor:
             self._forced = True
             if self.worker is not None:
                 self.worker.kill()
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has functions called again that were in quarantine; see `Quarantine.release`."""
+        rows = self.quarantine.release(what)
+        if self.worker is not None:
+            for row in rows:
+                self.worker.release(row["fingerprint"])
+        return rows
 
     async def run(self, listeners: Sequence[Listener]) -> int:
         """Keeps a worker on `listeners` until `stop()`, and returns the exit code of the server.
@@ -72,7 +84,10 @@ class Supervisor:
     async def _live(self, listeners: Sequence[Listener], epoch: int) -> float:
         """One worker, until it ends or the server stops; the seconds until the next one."""
         try:
-            worker = WorkerProcess.start(self._worker_command, self._options, listeners, epoch)
+            suspects = self.quarantine.for_worker()
+            worker = WorkerProcess.start(
+                self._worker_command, self._options, listeners, epoch, suspects
+            )
         except OSError as error:  # no memory or no process left: that may pass
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
@@ -88,6 +103,7 @@ class Supervisor:
         if worker.outdated.is_set() or worker.resting.is_set():  # on purpose, which is no death
             _log_exit(worker, restart_in_s=0.0)
             return 0.0
+        self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         _log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])

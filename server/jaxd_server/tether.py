@@ -19,6 +19,7 @@ class Tether:
         status: what the host is told when it asks.
         on_drain: called once when the host asks the worker to stop.
         on_lost: called when the host is gone.
+        on_order: called with what else the host asks for, in the thread that listens.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class Tether:
         status: Callable[[], Mapping[str, Any]],
         on_drain: Callable[[], None],
         on_lost: Callable[[], None],
+        on_order: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         self._sock = sock
         self._status = status
         self._on_drain = on_drain
         self._on_lost = on_lost
+        self._on_order = on_order
         self._lock = threading.Lock()  # one line at a time
         threading.Thread(target=self._listen, name="jaxd-tether", daemon=True).start()
 
@@ -59,3 +62,5 @@ class Tether:
         elif message.get("ask") == "drain":
             self.tell({"event": "draining"})
             self._on_drain()
+        else:
+            self._on_order(message)

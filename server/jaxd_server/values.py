@@ -30,6 +30,7 @@ class Values:
         share: of this, what one principal may take.
         clock: seconds that only grow.
         contents: arrays that may become values; by default none are held.
+        on_owners: told which principals may have any, whenever that are more; quick.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Values:
         share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         contents: Contents | None = None,
+        on_owners: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self.contents = Contents() if contents is None else contents
         self._clock = clock
@@ -45,6 +47,8 @@ class Values:
         self._names: dict[tuple[str, str], Named] = {}
         self._room = ValueRoom(limit, share)
         self._count = 0
+        self._on_owners = on_owners
+        self._owners: set[str] = set()
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
 
     def __len__(self) -> int:
@@ -65,6 +69,22 @@ class Values:
         with self._lock:
             held = (value for owner in self._sessions for value in owner.values.values())
             return bool(self._names) or not all(value.copied for value in held)
+
+    def owners(self) -> list[str]:
+        """The principals of which there is any that they do not have as well."""
+        with self._lock:
+            self._owners = {who for who, _ in self._names} | {
+                owner.principal
+                for owner in self._sessions
+                if not all(value.copied for value in owner.values.values())
+            }
+            self._on_owners(self._owners)
+            return sorted(self._owners)
+
+    def _own(self, principal: str) -> None:
+        """A principal has values now. The lock is held."""
+        self._owners.add(principal)
+        self._on_owners(self._owners)
 
     # of a session -----------------------------------------------------------------------------
 
@@ -117,6 +137,8 @@ class Values:
             replaced = self._take_out(owner, again) if again else ()
             self._sessions.add(owner)
             owner.values.update(values)
+            if owner.principal not in self._owners:
+                self._own(owner.principal)
         del replaced  # frees memory, and not under the lock
 
     def drop(self, owner: ValuesOfSession, ids: Iterable[int]) -> None:
@@ -170,6 +192,7 @@ class Values:
             self._hold(principal, values)
             replaced = self._remove(principal, name)
             self._names[principal, name] = Named(skeleton, tuple(values), until)
+            self._own(principal)
         del replaced  # as above
 
     def named(self, principal: str, name: str) -> Named:

@@ -11,15 +11,18 @@ import platform
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
+from jaxd_server.black_box import BlackBox
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.statistics import Counters
+from jaxd_server.suspects import Suspects
 from jaxd_server.tether import Tether
 from jaxd_server.user_code import prepare_for_user_code
 from jaxd_server.user_output import hear_user_code
@@ -33,12 +36,19 @@ def main() -> None:
     options = ServerOptions.from_json(argument["options"])
     logs.configure(options.log_format, "worker")
     die_with_the_parent()
-    worker = Worker(options, argument["epoch"])
+    box = argument.get("black_box_fd")
+    worker = Worker(
+        options,
+        argument["epoch"],
+        Suspects(argument.get("suspects", ()), argument["epoch"]),
+        None if box is None else BlackBox(box),
+    )
     tether = Tether(
         socket.socket(fileno=argument["tether_fd"]),
-        worker.status,
+        worker.report_to_host,
         worker.stop.set,
         lambda: os._exit(1),  # without a host nobody could stop or replace us
+        worker.obey,
     )
     worker.open(argument["listeners"])
     tether.tell({"event": "ready"})
@@ -62,12 +72,20 @@ class Worker:
         is_resting: whether it drains because nobody has needed it.
     """
 
-    def __init__(self, options: ServerOptions, epoch: int) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        epoch: int,
+        suspects: Suspects | None = None,
+        box: BlackBox | None = None,
+    ) -> None:
         self.stop = threading.Event()
         self.outdated: list[str] = []
         self.is_resting = False
         self._options = options
         self._epoch = epoch
+        self._suspects = Suspects() if suspects is None else suspects
+        self._box = box
         self._counters = Counters()
         self._parts: Any = None
         self._endpoints: list[Any] = []
@@ -77,7 +95,15 @@ class Worker:
         from jaxd_server.jax_callbacks import have_clients_called_back
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
-        self._parts = Parts(self._options, self._counters, self.report, self.renew, self.rest)
+        self._parts = Parts(
+            self._options,
+            self._counters,
+            self.report,
+            self.renew,
+            self.rest,
+            self._suspects,
+            self._box,
+        )
         prepare_for_user_code()
         hear_user_code()
         have_clients_called_back()
@@ -114,6 +140,19 @@ class Worker:
             endpoint.close()
         self.is_resting = True
         self.stop.set()
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Does what its host asks for beside `status` and `drain`."""
+        match order:
+            case {"ask": "release", "fingerprint": str(fingerprint)}:
+                self._suspects.release(fingerprint)
+            case _:
+                pass  # a newer host may ask for more
+
+    def report_to_host(self) -> dict[str, Any]:
+        """The status, and what is nobody's business but the host's."""
+        owners = [] if self._parts is None else self._parts.owners()
+        return {**self.status(), "owners": owners}
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""

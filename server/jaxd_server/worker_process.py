@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxd_server.black_box import BlackBox
 from jaxd_server.device_settings import worker_environment
 from jaxd_server.lines import MAX_LINE_BYTES, encode_line, messages
 from jaxd_server.listeners import Listener
@@ -37,6 +38,7 @@ class WorkerProcess:
         outdated: set once it has said that it drains because packages have changed on disk.
         resting: set once it has said that it drains because nobody has needed it.
         snapshot: the last status that it sent; empty before the first.
+        box: what it is doing, also when it says nothing, or is no more.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class WorkerProcess:
         tether: socket.socket,
         relay: OutputRelay,
         epoch: int,
+        box: BlackBox,
     ) -> None:
         self.epoch = epoch
+        self.box = box
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.outdated = asyncio.Event()
@@ -69,17 +73,27 @@ class WorkerProcess:
         options: ServerOptions,
         listeners: Sequence[Listener],
         epoch: int,
+        suspects: Sequence[Mapping[str, Any]] = (),
     ) -> WorkerProcess:
         """Starts `command` with one JSON argument, as the worker expects it.
 
         In a session of its own, so that a terminal's Ctrl-C reaches only the host.
 
+        Args:
+            command: the program and its first arguments.
+            options: what the server was told.
+            listeners: what it inherits.
+            epoch: its generation.
+            suspects: see `Quarantine.for_worker`.
+
         Raises:
             OSError: when no process can be made.
         """
+        box = BlackBox.create()
         ours, theirs = socket.socketpair()
         output, output_end = os.pipe()
-        argument = _argument(options, listeners, theirs.fileno(), epoch)
+        inherited = {"tether_fd": theirs.fileno(), "black_box_fd": box.descriptor}
+        argument = _argument(options, listeners, inherited, epoch, suspects)
         try:
             process = subprocess.Popen(
                 [*command, argument],
@@ -87,7 +101,7 @@ class WorkerProcess:
                 stdout=output_end,
                 stderr=output_end,
                 env=worker_environment(options, os.environ),
-                pass_fds=[theirs.fileno(), *(one.socket.fileno() for one in listeners)],
+                pass_fds=[*inherited.values(), *(one.socket.fileno() for one in listeners)],
                 start_new_session=True,
             )
         except OSError:
@@ -97,9 +111,10 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(output_end)
+            box.close()
         relay = OutputRelay(output)
         relay.start()
-        return cls(process, ours, relay, epoch)
+        return cls(process, ours, relay, epoch, box)
 
     @property
     def state(self) -> State:
@@ -135,6 +150,12 @@ class WorkerProcess:
             return {"signal": signal.Signals(-code).name}
         return {"signal": -code}
 
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        ending = self.ending
+        return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
+
     def collect(self) -> None:
         """Notices the end of the process; to be called on every SIGCHLD."""
         if self._process.poll() is not None:
@@ -164,6 +185,11 @@ class WorkerProcess:
         self._draining = True
         if self._writer is not None:
             self._writer.write(self._question("drain"))
+
+    def release(self, fingerprint: str) -> None:
+        """Tells it that a function is no longer in quarantine."""
+        if self._writer is not None:
+            self._writer.write(encode_line({"ask": "release", "fingerprint": fingerprint}))
 
     async def hear_out(self) -> None:
         """Takes in what it said before it ended; waits a second at most."""
@@ -224,7 +250,11 @@ class WorkerProcess:
 
 
 def _argument(
-    options: ServerOptions, listeners: Sequence[Listener], tether: int, epoch: int
+    options: ServerOptions,
+    listeners: Sequence[Listener],
+    inherited: Mapping[str, int],
+    epoch: int,
+    suspects: Sequence[Mapping[str, Any]],
 ) -> str:
     return json.dumps(
         {
@@ -232,7 +262,8 @@ def _argument(
             "listeners": [
                 {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
             ],
-            "tether_fd": tether,
+            **inherited,
             "epoch": epoch,
+            "suspects": list(suspects),
         }
     )

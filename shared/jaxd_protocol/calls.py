@@ -73,6 +73,8 @@ __all__ = [
     "CONFIG_FIXED",
     "FAILED",
     "INSIDE",
+    "LOST_AGAIN",
+    "LOST_ONCE",
     "MAY_REPEAT",
     "OK",
     "ON_VALUES",
@@ -122,6 +124,12 @@ CONFIG_FIXED: Final[Mapping[str, Literal]] = {
     "jax_disable_jit": False,
 }
 """Settings that decide about results as well, but do not travel: a server has these values."""
+
+LOST_ONCE: Final = 32
+"""Flag of a call: a worker died while it was under way, perhaps of it. It is repeated alone."""
+
+LOST_AGAIN: Final = 64
+"""Flag of a call: another worker died when it was repeated."""
 
 
 class Options(NamedTuple):

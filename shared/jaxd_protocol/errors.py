@@ -31,6 +31,7 @@ __all__ = [
     "PackageMismatch",
     "PackingError",
     "ProtocolError",
+    "Quarantined",
     "RemoteError",
     "ResultError",
     "ServerDraining",
@@ -214,6 +215,12 @@ class WorkerLost(ConnectionLost):
     """The process that owns the devices ended while it ran the call, also when repeated."""
 
     blame = "server"
+
+
+class Quarantined(JaxdError, RuntimeError):
+    """The function has ended the server's worker again and again, and is called no more."""
+
+    blame = "function"
 
 
 class ServerDraining(JaxdError, ConnectionError):

@@ -15,7 +15,7 @@ from jaxd import Client, connect, persistent_call
 from jaxd.warming import Recorded, Warmed, recipes_since, start_of_recipes, warm
 from jaxd_protocol.calls import MAY_REPEAT, STRICT, WARM, Options
 from jaxd_protocol.descriptions import Description
-from jaxd_protocol.errors import NoServer, ProtocolError, WorkerLost
+from jaxd_protocol.errors import ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.recipes import Recipe, RecordedCall, dump_recipes
 from jaxd_protocol.trees import parse_skeleton
@@ -103,10 +103,10 @@ def test_an_error_of_the_trace_is_raised(start: Start) -> None:
         client.persistent_call(lambda x: x / 0).warm(Spec(1))
 
 
-def test_a_worker_that_ends_twice_is_given_up(start: Start) -> None:
+def test_a_connection_that_ends_twice_is_given_up(start: Start) -> None:
     """And the message says by which function."""
     server, client = start(call=FakeServer.hang_up)
-    with pytest.raises(WorkerLost, match="<lambda>"):
+    with pytest.raises(ConnectionLost, match="<lambda>"):
         client.persistent_call(lambda x: x).warm(Spec(1))
     assert len(server.asked) == 2
 

@@ -26,6 +26,12 @@ class FakeHost:
     def stop(self, *, now: bool = False) -> None:
         self.stops.append(now)
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        return [{"name": "deadly"}]
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        return [{"name": what}]
+
 
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -100,5 +106,17 @@ def test_garbage_ends_its_own_connection_only(path: Path, garbage: bytes) -> Non
         assert "error" in await anext(messages(bad_reader))
         bad_writer.close()
         assert await exchange(reader, writer, {"ask": "status"}) == {"worker_state": "ready"}
+
+    converse(path, FakeHost(), conversation)
+
+
+def test_it_knows_what_is_in_quarantine_and_releases_it(path: Path) -> None:
+    """By name or fingerprint."""
+
+    async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reply = await exchange(reader, writer, {"ask": "quarantined"})
+        assert reply == {"quarantined": [{"name": "deadly"}]}
+        reply = await exchange(reader, writer, {"ask": "release", "what": "deadly"})
+        assert reply == {"released": [{"name": "deadly"}]}
 
     converse(path, FakeHost(), conversation)

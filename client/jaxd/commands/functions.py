@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from jaxd.commands import quarantine
 from jaxd.commands.asking import ask, without_server
 from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd.commands.words import ago, cut, duration
@@ -38,6 +39,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="last",
         help="most calls, most seconds saved, most bytes, or used last (default) first",
     )
+    parser.add_argument(
+        "--quarantined",
+        action="store_true",
+        help="list instead the functions that are called no more, because they have ended the "
+        "server's worker again and again",
+    )
+    parser.add_argument(
+        "--release",
+        metavar="FUNCTION",
+        help="have such a function called again, by its name or the first digits of its "
+        "fingerprint; --release all for all of them",
+    )
     add_server_option(parser)
     add_json_option(parser)
 
@@ -45,9 +58,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
 
+    Returns:
+        With `--release`, 1 when there is no such function in quarantine.
+
     Raises:
         JaxdError: when a server runs but does not tell us.
     """
+    if arguments.quarantined or arguments.release is not None:
+        return quarantine.run(arguments)
     try:
         report = ask(arguments.server, "functions")
     except NoServer as error:

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxd.encoded import Encoded
+from jaxd.losses import Losses, Unsent
+from jaxd_protocol.calls import LOST_AGAIN, LOST_ONCE
+from jaxd_protocol.errors import ConnectionLost, WorkerLost
+
+LOST = ConnectionLost("lost")
+
+
+def call() -> Encoded:
+    spec: Any = None
+    return Encoded(spec, b"", b"", (), None, "auto")
+
+
+def marks(call: Encoded) -> int:
+    return call.flags & (LOST_ONCE | LOST_AGAIN)
+
+
+def test_a_call_that_was_never_lost_is_as_it_was() -> None:
+    """Nothing is said of it."""
+    one = call()
+    assert Losses("f").repeated(one, (1, 7)) is one
+    assert marks(one) == 0
+
+
+def test_the_next_worker_is_told_what_the_last_one_may_have_died_of() -> None:
+    """And whether that was so once or again."""
+    losses = Losses("f")
+    losses.note(LOST, (1, 7))
+    once = losses.repeated(call(), (2, 8))
+    assert marks(once) == LOST_ONCE
+    assert losses.repeated(once, (2, 8)) is once
+    losses.note(LOST, (2, 8))
+    assert marks(losses.repeated(once, (3, 9))) == LOST_ONCE | LOST_AGAIN
+
+
+def test_a_worker_that_lives_is_suspected_of_nothing() -> None:
+    """When only the connection was lost, the call is repeated once, as any other."""
+    losses = Losses("step")
+    losses.note(LOST, (1, 7))
+    assert marks(losses.repeated(call(), (1, 7))) == 0
+    losses.note(LOST, (1, 7))
+    with pytest.raises(ConnectionLost, match=r"step was under way, and again.*See the server's"):
+        losses.repeated(call(), (1, 7))
+
+
+def test_what_was_not_sent_was_not_begun() -> None:
+    """No worker can have died of it; it is sent again, but not for ever."""
+    losses = Losses("step")
+    for _ in range(15):
+        losses.note(Unsent("lost"), (1, 7))
+        assert marks(losses.repeated(call(), (2, 8))) == 0
+    with pytest.raises(ConnectionLost, match="16 times while step was being sent"):
+        losses.note(LOST, None)
+
+
+def test_somewhen_it_is_enough() -> None:
+    """Though the server never said that the call is at fault."""
+    losses = Losses("step")
+    for number in range(16):
+        losses.note(LOST, (number, 7))
+        losses.repeated(call(), (number + 1, 7))
+    losses.note(LOST, (16, 7))
+    with pytest.raises(WorkerLost, match=r"17 workers.*step.*JAXD_INLINE=1"):
+        losses.repeated(call(), (17, 7))

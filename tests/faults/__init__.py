@@ -1,0 +1,1 @@
+"""The fault matrix: each row breaks something on purpose; see docs/reliability.md."""

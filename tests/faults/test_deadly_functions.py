@@ -1,0 +1,111 @@
+"""Functions that end the worker: who is told what, and who is not harmed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd import connect, errors
+from tests.end_to_end.gates import Gate, advice, in_thread
+from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.faults
+
+StartLive = Callable[..., LiveServer]
+NAME = "deadly.<locals>.function"
+
+
+def deadly(way: str) -> Callable[[Any], Any]:
+    """A function that ends the worker while it is traced, where it cannot be caught."""
+
+    def function(x: Any) -> Any:
+        import ctypes
+        import os
+
+        if way == "segfault":
+            ctypes.string_at(0)
+        if way == "exit":
+            os._exit(7)
+        return x * 3
+
+    return function
+
+
+def command(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
+    """`jaxd functions` with these words."""
+    return subprocess.run(
+        [sys.executable, "-m", "jaxd.cli", "functions", *words, "--server", server.unix],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_function_that_ends_workers_is_quarantined(start_live: StartLive, runtime: Path) -> None:
+    """It costs its caller, and nobody who was under way beside it; changed or released, it runs."""
+    server, gate = start_live("--trace-in", "worker", "--builds", "2"), Gate(runtime / "gate")
+    marker = runtime / "marker"
+
+    def bystander(x: Any) -> Any:
+        if not marker.exists():
+            Path(gate.path).read_bytes()
+        return x + 1
+
+    with connect(server.unix) as client, connect(server.unix) as other:
+        innocent = in_thread(other.persistent_call(bystander), 1.0)
+        guilty = client.persistent_call(deadly("segfault"))
+        with gate.reached():
+            marker.touch()
+            with pytest.raises(errors.WorkerLost, match=r"while nothing else ran \(SIGSEGV\)"):
+                guilty(1.0)
+        assert float(innocent.result(30)) == 2.0
+        assert client.statistics().epoch == 3
+        with pytest.raises(errors.Quarantined, match="2 times while nothing else ran") as caught:
+            guilty(1.0)
+        assert "--release" in advice(caught.value)
+        assert client.statistics().epoch == 4
+        with pytest.raises(errors.Quarantined):
+            guilty.submit(2.0).result(30)
+        assert float(client.persistent_call(deadly("corrected"))(1.0)) == 3.0
+        assert client.statistics().epoch == 4
+        (row,) = json.loads(command(server, "--quarantined", "--json").stdout)["quarantined"]
+        assert (row["name"], row["how"]) == (NAME, "SIGSEGV")
+        assert "SIGSEGV" in command(server, "--quarantined").stdout
+        assert command(server, "--release", "nothing").returncode == 1
+        assert f"released {NAME}" in command(server, "--release", row["fingerprint"][:8]).stdout
+        with pytest.raises(errors.WorkerLost):
+            guilty(1.0)
+        assert "no function is" in command(server, "--quarantined").stdout
+    lines = server.wait_for("function_quarantined")
+    assert [line["how"] for line in lines if line["event"] == "function_quarantined"] == ["SIGSEGV"]
+
+
+def test_a_suspect_spends_nobody_elses_retry(start_live: StartLive) -> None:
+    """Eight calls are under way when two deadly ones run: all eight have their answers."""
+    server = start_live("--trace-in", "worker", "--builds", "2")
+    with connect(server.unix) as client:
+
+        def slow(x: Any) -> Any:
+            import time
+
+            import jax
+
+            def wait(value: Any) -> Any:
+                time.sleep(0.3)
+                return value
+
+            return jax.pure_callback(wait, jax.typeof(x), x) + 1
+
+        waits = [in_thread(client.persistent_call(slow), float(n)) for n in range(8)]
+        dead = [in_thread(client.persistent_call(deadly(way)), 1.0) for way in ("segfault", "exit")]
+        assert [float(one.result(50)) for one in waits] == [n + 1.0 for n in range(8)]
+        for one in dead:
+            assert isinstance(one.exception(50), errors.WorkerLost)
+        assert client.statistics().epoch <= 5
