@@ -166,7 +166,7 @@ class Link:
             self.remote.drops.again()
         else:
             self.session = welcome["session"]
-            self.remote = RemoteValues(self, self.session, str(self.address))
+            self.remote = RemoteValues(self, self.session, str(self.address), connection.worker)
             self._sent_before = SentBefore(
                 self.remote.drops, self.address, compress=self.settings.compress
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.drops import Drops
 from jaxd.flight import Flight
 from jaxd.forking import forget_after_fork
+from jaxd.lost_values import gone, naming
 from jaxd.origin import Origin
 from jaxd.remote_array import RemoteArray
 from jaxd.results import ResultReader
@@ -46,10 +47,12 @@ class RemoteValues:
         link: reaches the server.
         session: the server's name for this client.
         where: the server's address.
+        worker: which of its workers has them.
     """
 
-    def __init__(self, link: Link, session: str, where: str) -> None:
+    def __init__(self, link: Link, session: str, where: str, worker: tuple[Any, ...] = ()) -> None:
         self.session = session
+        self.worker = worker
         self.where = where
         self.lost: ValuesLost | None = None
         self._link = link
@@ -69,8 +72,11 @@ class RemoteValues:
 
     def end(self, text: str) -> None:
         """The arrays are gone: whoever touches one learns why."""
-        self.lost = ValuesLost(text)
-        self.calls.fail_all(self.lost)
+        self._end(ValuesLost(text))
+
+    def _end(self, error: ValuesLost) -> None:
+        self.lost = error
+        self.calls.fail_all(error)
 
     def connection(self) -> ClientConnection:
         """A connection of this session.
@@ -82,11 +88,7 @@ class RemoteValues:
             raise self.lost
         connection = self._link.connection()
         if self._link.remote is not self and self.lost is None:
-            self.end(
-                "arrays on the server are gone: its worker ended or was replaced, or it gave them "
-                "up after --session-grace-s without a connection. Make them again, or restore the "
-                "state from a checkpoint."
-            )
+            self._end(gone(with_worker=connection.worker != self.worker))
         if self.lost is not None:
             raise self.lost
         return connection
@@ -136,7 +138,10 @@ class RemoteValues:
     def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
-        connection = self.connection()
+        try:
+            connection = self.connection()
+        except ValuesLost as error:
+            raise naming(error, arrays, "this process") from None
         room = self._link.routes.room(connection, [array.nbytes for array in arrays])
         if room is not None:
             try:

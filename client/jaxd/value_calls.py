@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.flight import Flight, Form
 from jaxd.flights import Flights
+from jaxd.lost_values import naming
 from jaxd.remote_array import RemoteArray
 from jaxd.shapes import Shapes
 from jaxd_protocol.elsewhere import (
@@ -20,7 +21,7 @@ from jaxd_protocol.elsewhere import (
     form_hash,
     new_number,
 )
-from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.errors import JaxdError, ValuesLost
 from jaxd_protocol.trees import Leaf
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ class ValueCalls:
         flight = Flight(call, form, donated, ended, is_copied, told)
         try:
             self._flights.launch(flight)
+        except ValuesLost as error:
+            arrays = [array for stretch in call.values for array in stretch.arrays]
+            raise naming(error, arrays, call.spec.identity.name) from None
         except BaseException:
             if not flight.done:  # it was interrupted, and is perhaps on its way
                 self._abandon(flight)

@@ -42,6 +42,7 @@ __all__ = [
     "TracerError",
     "UnsharedWarning",
     "ValueDeleted",
+    "ValuesDied",
     "ValuesFull",
     "ValuesLost",
     "VersionMismatch",
@@ -221,6 +222,12 @@ class Quarantined(JaxdError, RuntimeError):
     """The function has ended the server's worker again and again, and is called no more."""
 
     blame = "function"
+
+
+class ValuesDied(ValuesLost, WorkerLost):
+    """Arrays on the server are gone with its worker; the message names those that were needed."""
+
+    may_repeat = False
 
 
 class ServerDraining(JaxdError, ConnectionError):

@@ -14,7 +14,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
-from jaxd.errors import Cancelled, ValuesLost
+from jaxd.errors import Cancelled, ValuesDied, ValuesLost, WorkerLost
 from tests.end_to_end.gates import Gate, advice, in_thread, wait_until
 from tests.end_to_end.steps import kill
 from tests.live_server import TOKEN, LiveServer
@@ -182,7 +182,7 @@ def test_closing_a_client_ends_its_calls(client: Client, gate: Gate) -> None:
 # a session ----------------------------------------------------------------------------------------
 
 
-def assert_lost(client: Client, arrays: list[Any]) -> None:
+def assert_lost(client: Client, arrays: list[Any], kind: type[ValuesLost] = ValuesLost) -> None:
     """Whatever is done with these arrays, the error says what became of them and what to do."""
     double = client.persistent_call(lambda x: x * 2)
     for array in arrays:
@@ -194,6 +194,7 @@ def assert_lost(client: Client, arrays: list[Any]) -> None:
         for use in uses:
             with pytest.raises(ValuesLost) as caught:
                 use()
+            assert type(caught.value) is kind
             assert "checkpoint" in advice(caught.value)
     np.testing.assert_array_equal(np.asarray(double(np.ones(LARGE))), np.full(LARGE, 2))
     np.testing.assert_array_equal(np.asarray(double(client.put(np.ones(3)))), np.full(3, 2))
@@ -222,7 +223,10 @@ def test_a_worker_that_was_killed(start_live: Callable[..., LiveServer], gate: G
         stuck, seen = step(state, -x)
         with gate.reached():
             kill(server)
-        assert_lost(client, [state, stuck, seen])
+        assert_lost(client, [state, stuck, seen], ValuesDied)
+        double = client.persistent_call(lambda x: x * 2)
+        with pytest.raises(WorkerLost, match=r"needs 1 of them: float32\[32768\]\. Make"):
+            double(state)
 
 
 FORKING = """

@@ -1,0 +1,51 @@
+"""What to say when arrays on the server are gone, and somebody needs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from jaxd_protocol.errors import ValuesDied, ValuesLost
+
+if TYPE_CHECKING:
+    from jaxd.remote_array import RemoteArray
+
+__all__ = ["gone", "naming"]
+
+_SHOWN: Final = 4
+_ADVICE: Final = "Make them again, or restore the state from a checkpoint."
+
+
+def gone(*, with_worker: bool) -> ValuesLost:
+    """The error for all arrays of a session that is no more.
+
+    Args:
+        with_worker: whether its worker is no more either.
+    """
+    if with_worker:
+        return ValuesDied(f"arrays on the server died with its worker. {_ADVICE}")
+    return ValuesLost(
+        "arrays on the server are gone: it gave them up after --session-grace-s without a "
+        f"connection. {_ADVICE}"
+    )
+
+
+def naming(error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str) -> ValuesLost:
+    """The same error, and in its message which arrays somebody needed.
+
+    Args:
+        error: what has become of them.
+        arrays: these.
+        needed_by: for people.
+    """
+    kinds = Counter(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
+    shown = [
+        kind if count == 1 else f"{count} of {kind}" for kind, count in kinds.most_common(_SHOWN)
+    ]
+    more = len(kinds) - len(shown)
+    rest = f" and {more} other kinds" if more else ""
+    what = str(error).partition(". ")[0]
+    return type(error)(
+        f"{what}; {needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}. {_ADVICE}"
+    )
