@@ -74,7 +74,8 @@ class LiveServer:
         command = [sys.executable, "-P", "-m", "jaxd_server", "--log-format", "json"]
         command += ["--listen", self.unix, "--listen", "tcp://127.0.0.1:0"]
         command += ["--listen", "tls://127.0.0.1:0"]
-        command += ["--token-file", str(token_file), *arguments]
+        command += ["--token-file", str(token_file)]
+        command += ["--no-standby", *arguments]
         printed = directory / f"{name}.printed"
         with printed.open("w") as file:
             self.process = subprocess.Popen(

@@ -12,6 +12,7 @@ from jaxd.commands import (
     doctor,
     functions,
     relay,
+    restart,
     start,
     status,
     stop,
@@ -30,6 +31,7 @@ __all__ = ["main"]
 _OWN = {
     "start": start,
     "stop": stop,
+    "restart": restart,
     "status": status,
     "doctor": doctor,
     "token": token,

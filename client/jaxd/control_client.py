@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxd_protocol.errors import ConnectionLost
 
-__all__ = ["ask", "stop_and_wait"]
+__all__ = ["ask", "ask_patiently", "stop_and_wait"]
 
 _PATIENCE_S = 5.0
 
@@ -26,6 +26,20 @@ def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
     if control is None:
         return None
     with control:
+        return _exchange(control, path, request)
+
+
+def ask_patiently(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As `ask`, of what takes the host a while.
+
+    Raises:
+        ConnectionLost: when it does not even listen.
+    """
+    control = _connect(path)
+    if control is None:
+        return None
+    with control:
+        control.settimeout(None)
         return _exchange(control, path, request)
 
 

@@ -85,8 +85,10 @@ class Link:
         """Ends the connection; the next call makes another."""
         with self._lock:
             connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.retire()
+            left, self._left = self._left, []
+        for one in (connection, *left):
+            if one is not None:
+                one.retire()
 
     def values(self) -> RemoteValues:
         """What this process has on the server."""

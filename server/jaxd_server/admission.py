@@ -52,6 +52,8 @@ class Admission:
         self._changed = threading.Condition()  # guards all of these
         self._draining = False
         self._replacing = False
+        self._is_followed = False
+        self._paused = False
         self._suspects: list[object] = []  # the first one runs, or is next
         self._bar_until = 0.0
         self._on_company: Callable[[], None] | None = None  # of the one that runs alone
@@ -97,14 +99,25 @@ class Admission:
 
     def _wait(self, deadline: float | None, *, inside: bool) -> None:
         """Returns when nobody runs alone. The lock is held."""
-        while not self._draining and self._suspects and not inside:
+        while not self._draining and not inside and (self._suspects or self._paused):
             now = time.monotonic()
-            if now >= self._bar_until:
+            if self._paused:
+                self._sleep(now + self._patience_s, deadline)
+            elif now >= self._bar_until:
                 self._has_company()
                 return
-            self._sleep(self._bar_until, deadline)
+            else:
+                self._sleep(self._bar_until, deadline)
         if self._draining:
             self._refuse()
+
+    def enter_always(self, what: str) -> Running:
+        """As `enter`, of what is no call: it is not refused, and waits only during a `pause`."""
+        running = Running(what)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused or self._draining)
+            self._running.add(running)
+        return running
 
     def _sleep(self, until: float, deadline: float | None) -> None:
         """Waits for a change, for so long at most. The lock is held."""
@@ -162,7 +175,7 @@ class Admission:
             if self._draining:
                 self._refuse()
             now = time.monotonic()
-            if self._suspects[0] is not mark:
+            if self._paused or self._suspects[0] is not mark:
                 self._sleep(now + self._patience_s, deadline)
             elif not self._running:
                 return True
@@ -177,7 +190,11 @@ class Admission:
             self._on_company = None
             self._bar_until = time.monotonic() + self._patience_s  # for the next one
         self._suspects.remove(mark)
-        self._barred = self._draining or bool(self._suspects)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Something changed that others may wait for. The lock is held."""
+        self._barred = self._draining or self._paused or bool(self._suspects)
         self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
@@ -186,10 +203,11 @@ class Admission:
                 "the server is stopping and takes no new calls. Repeat the call: a restarted "
                 "server answers at the same address."
             )
-        self._changed.wait_for(lambda: not self._running)
+        self._changed.wait_for(lambda: self._is_followed or not self._running)
         raise WorkerReplaced(
-            "the server's worker is being replaced: packages that it runs have changed on disk, or "
-            "it was idle. Repeat the call: a new worker answers at the same address."
+            "the server's worker is being replaced: packages that it runs have changed on disk, it "
+            "was idle, or somebody asked for it. Repeat the call: a new worker answers at the same "
+            "address."
         )
 
     def leave(self, running: Running) -> None:
@@ -203,17 +221,42 @@ class Admission:
             if self._barred:
                 self._changed.notify_all()
 
-    def replace(self) -> None:
-        """Refuses new calls from now on in such a way that their clients repeat them."""
+    def pause(self, patience_s: float) -> bool:
+        """Has new calls wait until `resume` or `replace`, and waits for those that run.
+
+        Returns:
+            Whether none runs now; else the new ones run as if nothing had been.
+        """
         with self._changed:
-            self._draining = self._replacing = self._barred = True
-            self._changed.notify_all()
+            self._paused = self._barred = True
+            if self._changed.wait_for(lambda: not self._running, patience_s):
+                return True
+        self.resume()
+        return False
+
+    def resume(self) -> None:
+        """Lets calls in again."""
+        with self._changed:
+            self._paused = False
+            self._settle()
+
+    def replace(self, *, is_followed: bool = False) -> None:
+        """Refuses new calls from now on in such a way that their clients repeat them.
+
+        Args:
+            is_followed: whether the next worker is there already; else they are told so only when
+                the running calls are done.
+        """
+        with self._changed:
+            self._draining = self._replacing = True
+            self._is_followed = is_followed
+            self._settle()
 
     def drain(self) -> None:
         """Refuses new calls from now on and waits until the running ones are done."""
         with self._changed:
-            self._draining = self._barred = True
-            self._changed.notify_all()
+            self._draining = True
+            self._settle()
             self._changed.wait_for(lambda: not self._running)
 
     def running(self) -> list[dict[str, str | float]]:

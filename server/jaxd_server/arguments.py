@@ -254,6 +254,31 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         "(default: never)",
     )
     add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
+    add("--recycle-after-s", "replace the worker when it is this old (default: never)")
+    add("--stuck-after-s", "say that a worker is stuck when it has not answered for (default: 10)")
+    add(
+        "--recycle-stuck-s",
+        "kill a worker that has not answered for this long, if nobody else has arrays in it than "
+        "whose call it hangs in (default: never)",
+    )
+    group.add_argument(
+        "--recycle-after-calls",
+        type=parse_count,
+        metavar="N",
+        help="replace the worker after so many calls (default: never)",
+    )
+    group.add_argument(
+        "--recycle-above-bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="replace the worker when it has this much memory (default: never)",
+    )
+    group.add_argument(
+        "--standby",
+        action=argparse.BooleanOptionalAction,
+        help="keep a second process, without a device, that has imported jax and takes over when "
+        "the worker ends; takes about 80 MB (default: yes)",
+    )
     add("--session-grace-s", "keep what a client left on the server this long (default: 60)")
     group.add_argument(
         "--trace-in",

@@ -134,7 +134,7 @@ class ServerConnection(BulkConnection):
             show = self._workshop.stages.answer
             return self._on_operation(seq, partial(show, source, args, frame.buffers))
         if verb in VALUE_VERBS:
-            return self._on_operation(seq, partial(self._desk.answer, verb, args, frame.buffers))
+            return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
         self._share.settle()
         if verb in self._told:
             self._told[verb](*args)
@@ -157,6 +157,17 @@ class ServerConnection(BulkConnection):
         except BaseException:
             self._share.end(nbytes)
             raise
+
+    def _on_values(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> Reply:
+        """Counts as a call: a worker does not give way to the next one while arrays arrive."""
+        admission = self._workshop.pipeline.admission
+        running = admission.enter_always(f"({verb})")
+        try:
+            return self._desk.answer(verb, args, buffers)
+        finally:
+            admission.leave(running)
 
     def _on_call(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         try:

@@ -24,6 +24,9 @@ class Controlled(Protocol):
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: after the running calls, or `now`."""
 
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Has another worker take the place of this one; what became of it."""
+
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, as rows."""
 
@@ -36,7 +39,7 @@ async def answering(listening: socket, controlled: Controlled) -> AsyncIterator[
     """Answers on the socket `listening` until the block ends.
 
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
-    `{"ask": "stop", "now": true}`, `{"ask": "quarantined"}` and
+    `{"ask": "stop", "now": true}`, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
     `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
     host is gone, so that who asked to stop can wait for the end.
     """
@@ -67,6 +70,8 @@ async def _reply(request: Mapping[str, Any], controlled: Controlled) -> dict[str
         case {"ask": "stop"}:
             controlled.stop(now=request.get("now") is True)
             return {"stopping": True}
+        case {"ask": "restart"}:
+            return await controlled.restart(force=request.get("force") is True)
         case {"ask": "quarantined"}:
             return {"quarantined": controlled.quarantined()}
         case {"ask": "release", "what": str(what)}:

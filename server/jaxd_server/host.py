@@ -14,6 +14,7 @@ from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
 from jaxd_server.control import answering
+from jaxd_server.heartbeat import Heartbeat, calls_of, process_state
 from jaxd_server.invitation import invitations
 from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
@@ -46,6 +47,7 @@ class Host:
     ) -> None:
         self._options = options
         self._supervisor = Supervisor(options, worker_command)
+        self._heartbeat = Heartbeat(self._supervisor, options)
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
         self._control = ""
@@ -69,6 +71,10 @@ class Host:
         """Begins to stop: finishes running calls first, or kills the worker `now`."""
         self._supervisor.stop(now=now)
 
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Replaces the worker; see `Supervisor.restart`."""
+        return await self._supervisor.restart(force=force)
+
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, because they have ended workers."""
         return self._supervisor.quarantine.rows()
@@ -86,11 +92,14 @@ class Host:
         may_answer = worker.was_ready and worker.state != "resting"
         fresh = may_answer and await worker.refresh(PATIENCE_S)
         is_busy = worker.state == "ready" and not fresh
+        stuck = is_busy and self._heartbeat.is_stuck(worker)
+        seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
         return {
             "host": self._describe(),
-            "worker": worker.snapshot,
-            "worker_state": "busy" if is_busy else worker.state,
+            "worker": seen,
+            "worker_state": ("stuck" if stuck else "busy") if is_busy else worker.state,
             "worker_silent_s": round(worker.silent_s, 3),
+            "worker_process": process_state(worker.pid) if is_busy else None,
         }
 
     def _describe(self) -> dict[str, Any]:
@@ -134,11 +143,13 @@ class Host:
         return code
 
     async def _serve(self, listeners: Sequence[Listener]) -> int:
-        watch = asyncio.create_task(self._watch_idleness())
+        watches = [asyncio.create_task(self._watch_idleness())]
+        watches.append(asyncio.create_task(self._heartbeat.watch()))
         try:
             return await self._supervisor.run(listeners)
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def _handle_signals(self) -> None:
         """Always installed: the first process of a container has no default handlers."""
@@ -153,11 +164,11 @@ class Host:
         self.stop(now=is_second)
 
     def _on_child(self) -> None:
-        worker = self._supervisor.worker
-        if worker is not None:
+        workers = self._supervisor.processes()
+        for worker in workers:
             worker.collect()
         if os.getpid() == 1:
-            reap_orphans(worker.pid if worker is not None else None)
+            reap_orphans({worker.pid for worker in workers})
 
     async def _watch_idleness(self) -> None:
         limit_s = self._options.idle_timeout_s

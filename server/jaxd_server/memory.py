@@ -38,10 +38,10 @@ def machine_bytes() -> int:
     return min(sizes)
 
 
-def resident_bytes() -> int:
-    """Bytes of physical memory that this process has; 0 where the system does not say."""
+def resident_bytes(pid: int | None = None) -> int:
+    """Bytes of physical memory that this process, or another, has; 0 where nobody can say."""
     try:
-        with open("/proc/self/statm", "rb") as file:
+        with open(f"/proc/{pid or 'self'}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return 0

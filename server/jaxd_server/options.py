@@ -54,6 +54,15 @@ class ServerOptions:
             the next client that connects starts another one. 0: never; None: ten minutes for an
             `auto` server on a GPU or TPU, else never.
         drain_timeout_s: seconds that a stopping worker may take when it reports no running call.
+        recycle_after_calls: calls after which the worker is replaced, when it holds no arrays of
+            clients; 0: never.
+        recycle_after_s: the same for its age in seconds.
+        recycle_above_bytes: the same for its memory.
+        stuck_after_s: seconds without a word after which the host says that a worker is stuck.
+        recycle_stuck_s: seconds without a word after which a worker is killed, when nobody else has
+            arrays in it than whose call it hangs in; 0: never.
+        standby: whether a second process has imported all that a worker needs, and takes over when
+            that ends; None: except for an `auto` server.
         max_frame_bytes: the largest message that is received.
         max_result_bytes: the largest result that is sent.
         slots: calls in flight on one connection.
@@ -107,6 +116,12 @@ class ServerOptions:
     idle_timeout_s: float = 0.0
     rest_after_s: float | None = None
     drain_timeout_s: float = 30.0
+    recycle_after_calls: int = 0
+    recycle_after_s: float = 0.0
+    recycle_above_bytes: int = 0
+    stuck_after_s: float = 10.0
+    recycle_stuck_s: float = 0.0
+    standby: bool | None = None
     max_frame_bytes: int = 8 * GIB
     max_result_bytes: int = 8 * GIB
     slots: int = 32
@@ -148,6 +163,11 @@ class ServerOptions:
         """The folder of named tokens, which need not be there; None: none are taken."""
         folder = self.token_dir
         return None if folder == "none" else folder or default_token_dir()
+
+    @property
+    def keeps_standby(self) -> bool:
+        """Whether the next worker is to be started ahead."""
+        return not self.auto if self.standby is None else self.standby
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values; `from_json` of it is equal to this."""

@@ -81,6 +81,9 @@ limited by `--builds`.
 """
 
 
+_PAUSE_S = 0.5
+"""How long new calls wait while a worker looks whether it may end."""
+
 _REST_AFTER_S = 600.0
 """Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
 
@@ -250,6 +253,25 @@ class Parts:
         """Whether its program is on disk."""
         shelf = self._shelf
         return shelf is not None and shelf.store.has("programs", executable.program.id)
+
+    def still_needed(self) -> str:
+        """Why this worker should not end now, in words; empty when it may.
+
+        Then no call runs any more: new ones wait until it gives way.
+        """
+        admission = self.pipeline.admission
+        if not admission.pause(_PAUSE_S):
+            longest = next(iter(admission.running()), None)
+            return (
+                "calls are running"
+                if longest is None
+                else (f"{longest['function']} has been running for {longest['seconds']:.0f} s")
+            )
+        if self._has_values():
+            admission.resume()
+            owners = ", ".join(self.owners())
+            return f"it holds arrays of {owners} (jaxd values lists them)"
+        return ""
 
     def owners(self) -> list[str]:
         """The principals who have arrays here that they have nowhere else."""

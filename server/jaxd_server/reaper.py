@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 __all__ = ["reap_orphans"]
 
 
-def reap_orphans(own_child: int | None) -> list[int]:
-    """Collects every child that has ended, except `own_child`; returns the process ids.
+def reap_orphans(own: Collection[int]) -> list[int]:
+    """Collects every child that has ended, except our `own`; returns the process ids.
 
-    Looks before it takes (`WNOWAIT`): the exit code of `own_child` belongs to who waits for it.
-    When `own_child` is found, the rest is left for the call after it was collected.
+    Looks before it takes (`WNOWAIT`): the exit code of one of our own belongs to who waits for it.
+    When such a one is found, the rest is left for the call after it was collected.
     """
     reaped: list[int] = []
     while True:
@@ -19,7 +20,7 @@ def reap_orphans(own_child: int | None) -> list[int]:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return reaped
-        if ended is None or ended.si_pid == own_child:
+        if ended is None or ended.si_pid in own:
             return reaped
         os.waitpid(ended.si_pid, os.WNOHANG)
         reaped.append(ended.si_pid)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jaxd_protocol.errors import ServerStartFailed
@@ -16,12 +17,12 @@ from jaxd_server.quarantine import Quarantine
 from jaxd_server.restarts import MAX_FAILED_STARTS, RestartPolicy
 from jaxd_server.worker_process import WorkerProcess
 
-__all__ = ["PATIENCE_S", "Supervisor"]
+__all__ = ["PATIENCE_S", "Supervisor", "first_of"]
 
 PATIENCE_S = 0.5
 """How long a worker may take to answer a question about itself before it counts as busy."""
 
-_DRAIN_LOOK_S = 0.1
+_LOOK_S = 0.1
 
 
 class Supervisor:
@@ -41,14 +42,25 @@ class Supervisor:
         self._worker_command = worker_command
         self._policy = RestartPolicy()
         self._forced = False
+        self._listeners: Sequence[Listener] = ()
+        self._standby: WorkerProcess | None = None
+        self._successor: WorkerProcess | None = None
+        self._retired: dict[WorkerProcess, asyncio.Task[None]] = {}
+        self._is_restarting = False
+        self._stood_by = 0
+
+    def processes(self) -> list[WorkerProcess]:
+        """All workers that there are, in whatever state."""
+        known = (self.worker, self._standby, self._successor, *self._retired)
+        return [one for one in known if one is not None]
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the worker `now`."""
         self.stopping.set()
         if now:
             self._forced = True
-            if self.worker is not None:
-                self.worker.kill()
+            for one in self.processes():
+                one.kill()
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has functions called again that were in quarantine; see `Quarantine.release`."""
@@ -67,46 +79,160 @@ class Supervisor:
         Raises:
             ServerStartFailed: when worker after worker ended before it was ready.
         """
+        self._listeners = listeners
         try:
             for epoch in itertools.count(1):
-                delay_s = await self._live(listeners, epoch)
+                delay_s = await self._live(epoch)
                 if self.worker is not None and self.worker.state == "resting":
                     await _somebody_knocks(listeners, self.stopping)
-                await _first_of(self.stopping, timeout_s=delay_s)
+                await first_of(self.stopping, timeout_s=delay_s)
                 if self.stopping.is_set():
                     break
             await self._drain()
             return int(self._forced)
         finally:
-            if self.worker is not None:
-                self.worker.kill()
+            for one in self.processes():
+                one.kill()
 
-    async def _live(self, listeners: Sequence[Listener], epoch: int) -> float:
+    async def _live(self, epoch: int) -> float:
         """One worker, until it ends or the server stops; the seconds until the next one."""
         try:
-            suspects = self.quarantine.for_worker()
-            worker = WorkerProcess.start(
-                self._worker_command, self._options, listeners, epoch, suspects
-            )
+            worker = self.worker = self._next(epoch)
         except OSError as error:  # no memory or no process left: that may pass
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
-        self.worker = worker
         log_event("worker_started", pid=worker.pid, epoch=epoch)
-        await _first_of(worker.exited, self.stopping, worker.outdated, worker.resting)
-        if worker.outdated.is_set() or worker.resting.is_set():
+        on_purpose = (worker.outdated, worker.resting, worker.gave_way)
+        await first_of(worker.exited, self.stopping, *on_purpose)
+        if worker.outdated.is_set():
+            self._dismiss_standby()  # it has imported the same
+        if any(event.is_set() for event in on_purpose):
+            if self._successor is not None:
+                self._retired[worker] = asyncio.create_task(self._retire(worker))
+                return 0.0
             await self._wait_until_drained(worker, worker.kill)
         if not worker.exited.is_set():
             return 0.0
         await worker.hear_out()
         worker.close()
-        if worker.outdated.is_set() or worker.resting.is_set():  # on purpose, which is no death
+        if any(event.is_set() for event in (*on_purpose, worker.stale)):  # which is no death
             _log_exit(worker, restart_in_s=0.0)
             return 0.0
         self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         _log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
+
+    def _next(self, epoch: int) -> WorkerProcess:
+        """The worker of an epoch: one that is prepared, else one that stands by, else a new one."""
+        successor, self._successor = self._successor, None
+        if successor is not None and not successor.exited.is_set():
+            successor.open()
+            return successor
+        return self._begun(epoch, holds=False)
+
+    def _begun(self, epoch: int, *, holds: bool) -> WorkerProcess:
+        standby, self._standby = self._standby, None
+        if standby is None or standby.exited.is_set():
+            if not holds:
+                return self._started(epoch)
+            standby = self._started()
+        standby.begin(epoch, self.quarantine.for_worker(), holds=holds)
+        return standby
+
+    def _started(self, epoch: int = 0) -> WorkerProcess:
+        suspects = self.quarantine.for_worker()
+        return WorkerProcess.start(
+            self._worker_command, self._options, self._listeners, epoch, suspects
+        )
+
+    def stand_by(self) -> None:
+        """Has the next worker start ahead, as far as it can without a device; once."""
+        if self._standby is not None and self._standby.exited.is_set():
+            self._dismiss_standby()
+        epoch = 0 if self.worker is None else self.worker.epoch
+        if self._standby is None and self._stood_by != epoch and not self.stopping.is_set():
+            self._stood_by = epoch  # one that ends is not started again and again
+            with suppress(OSError):  # then the next one starts when it is needed
+                self._standby = self._started()
+
+    def _dismiss_standby(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            self._dismiss(standby)
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        """Ends one that never let anybody in."""
+        worker.kill()
+        self._retired[worker] = asyncio.create_task(self._bury(worker))
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Has the next worker take the place of this one; no client sees an error.
+
+        Beside each other where the device has room for both, and then new calls do not wait for the
+        running ones; else one after the other.
+
+        Args:
+            force: also when arrays of clients are lost.
+
+        Returns:
+            `epoch` of the new worker and `seconds` that it took; or why not, under `refused`.
+        """
+        worker, began = self.worker, time.monotonic()
+        if worker is None or worker.state != "ready" or self._is_restarting:
+            what = "one is under way" if self._is_restarting else "there is no worker at work now"
+            return {"refused": f"{what}. See jaxd status."}
+        self._is_restarting = True
+        try:
+            refusal = await self._replace(worker, force=force)
+            if refusal:
+                return {"refused": refusal}
+            await self._is_ready(worker.epoch + 1)
+        finally:
+            self._is_restarting = False
+        seconds = round(time.monotonic() - began, 3)
+        log_event("worker_restarted", epoch=worker.epoch + 1, seconds=seconds)
+        return {"epoch": worker.epoch + 1, "seconds": seconds}
+
+    async def _replace(self, worker: WorkerProcess, *, force: bool) -> str:
+        """Has a worker give way; why it does not, or nothing when it does."""
+        await worker.refresh(PATIENCE_S)
+        if worker.snapshot.get("platform") != "cpu":  # two would not fit into one device
+            return await worker.give_way(force=force, is_followed=False)
+        try:
+            successor = self._begun(worker.epoch + 1, holds=True)
+        except OSError as error:
+            return f"no process could be started: {error}."
+        self._successor = successor
+        await first_of(successor.prepared, successor.exited, worker.exited, self.stopping)
+        if worker.exited.is_set() or self.stopping.is_set():
+            return ""  # it is needed at once, or not at all
+        refusal = "the next worker ended before it was ready; see the server's log."
+        if successor.prepared.is_set():
+            refusal = await worker.give_way(force=force, is_followed=True)
+        if refusal and self._successor is successor:
+            self._successor = None
+            self._dismiss(successor)
+        return refusal
+
+    async def _is_ready(self, epoch: int) -> None:
+        while not self.stopping.is_set():
+            worker = self.worker
+            if worker is not None and worker.epoch >= epoch and worker.state != "starting":
+                return
+            await first_of(self.stopping, timeout_s=_LOOK_S)
+
+    async def _retire(self, worker: WorkerProcess) -> None:
+        """A worker that another one has followed, until its last call is done."""
+        await self._wait_until_drained(worker, worker.kill)
+        await self._bury(worker)
+
+    async def _bury(self, worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.hear_out()
+        worker.close()
+        _log_exit(worker)
+        self._retired.pop(worker, None)
 
     async def _drain(self) -> None:
         worker = self.worker
@@ -117,6 +243,8 @@ class Supervisor:
         if self._forced:
             worker.kill()  # it was asked for before there was a worker
         await self._wait_until_drained(worker, lambda: self.stop(now=True))
+        if self._retired:
+            await asyncio.wait(self._retired.values())
         worker.last_lines()  # its last words reach the log before we leave
         _log_exit(worker)
 
@@ -131,7 +259,7 @@ class Supervisor:
             ):
                 log_event("drain_timed_out", pid=worker.pid)
                 give_up()
-            await _first_of(worker.exited, timeout_s=_DRAIN_LOOK_S)
+            await first_of(worker.exited, timeout_s=_LOOK_S)
 
 
 async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
@@ -141,13 +269,13 @@ async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Even
     for one in listeners:
         loop.add_reader(one.socket, knock.set)
     try:
-        await _first_of(knock, stopping)
+        await first_of(knock, stopping)
     finally:
         for one in listeners:
             loop.remove_reader(one.socket)
 
 
-async def _first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
     """Returns when one of `events` is set, or after `timeout_s`."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:

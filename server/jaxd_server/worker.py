@@ -21,6 +21,7 @@ from jaxd_server.black_box import BlackBox
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.parent_death import die_with_the_parent
+from jaxd_server.stacks import show_stacks_when_asked
 from jaxd_server.statistics import Counters
 from jaxd_server.suspects import Suspects
 from jaxd_server.tether import Tether
@@ -36,21 +37,23 @@ def main() -> None:
     options = ServerOptions.from_json(argument["options"])
     logs.configure(options.log_format, "worker")
     die_with_the_parent()
-    box = argument.get("black_box_fd")
-    worker = Worker(
-        options,
-        argument["epoch"],
-        Suspects(argument.get("suspects", ()), argument["epoch"]),
-        None if box is None else BlackBox(box),
-    )
-    tether = Tether(
+    worker = Worker(options, argument.get("black_box_fd"))
+    tether = worker.tether = Tether(
         socket.socket(fileno=argument["tether_fd"]),
         worker.report_to_host,
         worker.stop.set,
         lambda: os._exit(1),  # without a host nobody could stop or replace us
         worker.obey,
     )
-    worker.open(argument["listeners"])
+    if argument.get("stands_by"):
+        _stand_by(worker, tether)
+    else:
+        worker.begin(argument)
+    worker.prepare(argument["listeners"])
+    if worker.holds:
+        tether.tell({"event": "prepared"})
+        worker.may_open.wait()
+    worker.open()
     tether.tell({"event": "ready"})
     worker.stop.wait()
     if worker.outdated:
@@ -63,35 +66,67 @@ def main() -> None:
     os._exit(0)  # drained: nothing is left that an orderly exit could wait for
 
 
+def _stand_by(worker: Worker, tether: Tether) -> None:
+    """Imports all that a worker needs, and returns when the host has use for it.
+
+    The device is not touched: another worker has it. Ends the process when what was imported has
+    changed on disk since.
+    """
+    import jaxd_server.parts  # noqa: F401
+    from jaxd_server.imported_packages import ImportedPackages
+
+    packages = ImportedPackages()
+    packages.note()
+    tether.tell({"event": "standing_by"})
+    worker.has_begun.wait()
+    if packages.changes():
+        tether.tell({"event": "stale"})
+        os._exit(0)
+
+
 class Worker:
     """All parts of one worker.
 
+    Args:
+        options: what the server was told at its start.
+        box: descriptor of the black box; None where nobody reads it.
+
     Attributes:
+        tether: the line to the host, once there is one.
+        has_begun: set once it is known which worker this is.
+        holds: whether it waits for `may_open` before it accepts clients.
+        may_open: set when it may.
         stop: set when the worker is to drain, by its host or by itself.
         outdated: what has changed on disk, when that is why it drains; empty else.
         is_resting: whether it drains because nobody has needed it.
     """
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        epoch: int,
-        suspects: Suspects | None = None,
-        box: BlackBox | None = None,
-    ) -> None:
+    def __init__(self, options: ServerOptions, box: int | None = None) -> None:
+        self.tether: Tether | None = None
+        self.has_begun = threading.Event()
+        self.holds = False
+        self.may_open = threading.Event()
         self.stop = threading.Event()
         self.outdated: list[str] = []
         self.is_resting = False
         self._options = options
-        self._epoch = epoch
-        self._suspects = Suspects() if suspects is None else suspects
-        self._box = box
+        self._epoch = 0
+        self._suspects = Suspects()
+        self._box = None if box is None else BlackBox(box)
         self._counters = Counters()
         self._parts: Any = None
+        self._listeners: list[tuple[socket.socket, Address]] = []
         self._endpoints: list[Any] = []
 
-    def open(self, listeners: list[dict[str, Any]]) -> None:
-        """Imports jax, builds the parts, and accepts clients from then on."""
+    def begin(self, order: Mapping[str, Any]) -> None:
+        """Becomes the worker of an epoch, as the host says."""
+        self._epoch = order["epoch"]
+        self._suspects = Suspects(order.get("suspects", ()), self._epoch)
+        self.holds = order.get("holds") is True
+        self.has_begun.set()
+
+    def prepare(self, listeners: list[dict[str, Any]]) -> None:
+        """Imports jax and builds the parts: all but letting clients in."""
         from jaxd_server.jax_callbacks import have_clients_called_back
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
@@ -107,11 +142,16 @@ class Worker:
         prepare_for_user_code()
         hear_user_code()
         have_clients_called_back()
+        show_stacks_when_asked()
         self._parts.settle()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])
             sock.setblocking(True)
-            address = Address.parse(listener["address"])
+            self._listeners.append((sock, Address.parse(listener["address"])))
+
+    def open(self) -> None:
+        """Accepts clients from now on."""
+        for sock, address in self._listeners:
             endpoint = self._parts.endpoint(sock, address, self.welcome)
             endpoint.start_in_thread()
             self._endpoints.append(endpoint)
@@ -144,15 +184,43 @@ class Worker:
     def obey(self, order: Mapping[str, Any]) -> None:
         """Does what its host asks for beside `status` and `drain`."""
         match order:
+            case {"ask": "begin", "epoch": int()}:
+                self.begin(order)
+            case {"ask": "open"}:
+                self.may_open.set()
+            case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
+                threading.Thread(
+                    target=self.give_way, args=(force, is_followed), name="jaxd-give-way"
+                ).start()
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:
                 pass  # a newer host may ask for more
 
+    def give_way(self, force: bool, is_followed: bool) -> None:
+        """Ends this worker in favour of the next one, and tells the host; or tells why not.
+
+        Args:
+            force: also when arrays of clients are lost.
+            is_followed: whether the next one is there already.
+        """
+        assert self.tether is not None
+        obstacle = "" if force else self._parts.still_needed()
+        if obstacle:
+            self.tether.tell({"event": "needed", "why": obstacle})
+            return
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._parts.pipeline.admission.replace(is_followed=is_followed)
+        self.tether.tell({"event": "gave_way"})
+        self.stop.set()
+
     def report_to_host(self) -> dict[str, Any]:
         """The status, and what is nobody's business but the host's."""
-        owners = [] if self._parts is None else self._parts.owners()
-        return {**self.status(), "owners": owners}
+        if self._parts is None:
+            return self.status()
+        parts = self._parts
+        return {**self.status(), "owners": parts.owners(), "platform": parts.platform}
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""

@@ -24,8 +24,13 @@ from jaxd_server.relay import OutputRelay
 __all__ = ["State", "WorkerProcess"]
 
 _LAST_WORDS_S = 1.0
+_DECISION_S = 5.0
+_LAST_MARKS = frozenset({"outdated", "resting", "gave_way"})
 
-State = Literal["starting", "ready", "draining", "resting", "dead"]
+State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
+
+Suspects = Sequence[Mapping[str, Any]]
+"""See `Quarantine.for_worker`."""
 
 
 class WorkerProcess:
@@ -37,6 +42,9 @@ class WorkerProcess:
         exited: set once the process has ended and was collected.
         outdated: set once it has said that it drains because packages have changed on disk.
         resting: set once it has said that it drains because nobody has needed it.
+        gave_way: set once it has said that it drains in favour of the next one.
+        prepared: set once all is there but that it accepts clients.
+        stale: set once it has said that it ends because what it stood by with has changed on disk.
         snapshot: the last status that it sent; empty before the first.
         box: what it is doing, also when it says nothing, or is no more.
     """
@@ -46,18 +54,31 @@ class WorkerProcess:
         process: subprocess.Popen[bytes],
         tether: socket.socket,
         relay: OutputRelay,
-        epoch: int,
         box: BlackBox,
     ) -> None:
-        self.epoch = epoch
+        self.epoch = 0
         self.box = box
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.outdated = asyncio.Event()
         self.resting = asyncio.Event()
+        self.gave_way = asyncio.Event()
+        self.prepared = asyncio.Event()
+        self.stale = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
+        self._marks = {
+            "outdated": self.outdated,
+            "resting": self.resting,
+            "gave_way": self.gave_way,
+            "prepared": self.prepared,
+            "stale": self.stale,
+            "standing_by": asyncio.Event(),
+        }
+        self._verdict: str | None = None
+        self._refusal: asyncio.Future[str] | None = None
+        self._unsent: list[bytes] = []
         self._started_at = self._heard_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
@@ -72,8 +93,8 @@ class WorkerProcess:
         command: Sequence[str],
         options: ServerOptions,
         listeners: Sequence[Listener],
-        epoch: int,
-        suspects: Sequence[Mapping[str, Any]] = (),
+        epoch: int = 0,
+        suspects: Suspects = (),
     ) -> WorkerProcess:
         """Starts `command` with one JSON argument, as the worker expects it.
 
@@ -83,8 +104,8 @@ class WorkerProcess:
             command: the program and its first arguments.
             options: what the server was told.
             listeners: what it inherits.
-            epoch: its generation.
-            suspects: see `Quarantine.for_worker`.
+            epoch: its generation; 0: it stands by, without a device, until `begin`.
+            suspects: which functions have ended workers.
 
         Raises:
             OSError: when no process can be made.
@@ -93,10 +114,10 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         output, output_end = os.pipe()
         inherited = {"tether_fd": theirs.fileno(), "black_box_fd": box.descriptor}
-        argument = _argument(options, listeners, inherited, epoch, suspects)
+        order = {"stands_by": True} if not epoch else {"epoch": epoch, "suspects": list(suspects)}
         try:
             process = subprocess.Popen(
-                [*command, argument],
+                [*command, json.dumps(_argument(options, listeners) | inherited | order)],
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
@@ -114,7 +135,41 @@ class WorkerProcess:
             box.close()
         relay = OutputRelay(output)
         relay.start()
-        return cls(process, ours, relay, epoch, box)
+        worker = cls(process, ours, relay, box)
+        worker.epoch = epoch
+        return worker
+
+    def begin(self, epoch: int, suspects: Suspects, *, holds: bool) -> None:
+        """Has one that stands by become the worker of an epoch.
+
+        Args:
+            epoch: its generation.
+            suspects: which functions have ended workers.
+            holds: whether it lets nobody in before `open`.
+        """
+        self.epoch = epoch
+        self._started_at = time.monotonic()
+        self._ask({"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds})
+
+    def open(self) -> None:
+        """Has one that was prepared let clients in."""
+        self._ask({"ask": "open"})
+
+    async def give_way(self, *, force: bool, is_followed: bool) -> str:
+        """Asks it to drain in favour of the next one; why it does not, or nothing when it does.
+
+        Args:
+            force: also when arrays of clients are lost.
+            is_followed: whether the next one is there already, but for `open`.
+        """
+        if self._refusal is None:
+            self._refusal = asyncio.get_running_loop().create_future()
+            self._ask({"ask": "give_way", "force": force, "is_followed": is_followed})
+        refusal = self._refusal
+        await asyncio.wait([refusal], timeout=_DECISION_S)
+        if not refusal.done():
+            return "the worker does not answer"
+        return "" if refusal.cancelled() else refusal.result()
 
     @property
     def state(self) -> State:
@@ -123,6 +178,8 @@ class WorkerProcess:
             return "resting" if self.resting.is_set() else "dead"
         if self._draining:
             return "draining"
+        if not self.epoch:
+            return "standing by"
         return "starting" if self._ready_after_s is None else "ready"
 
     @property
@@ -134,6 +191,11 @@ class WorkerProcess:
     def lived_s(self) -> float:
         """Seconds since its start."""
         return time.monotonic() - self._started_at
+
+    @property
+    def ready_s(self) -> float:
+        """Seconds since it said that it is ready."""
+        return 0.0 if self._ready_after_s is None else self.lived_s - self._ready_after_s
 
     @property
     def silent_s(self) -> float:
@@ -153,6 +215,8 @@ class WorkerProcess:
     @property
     def how(self) -> str:
         """How it ended, in words."""
+        if self._verdict is not None:
+            return self._verdict
         ending = self.ending
         return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
 
@@ -175,7 +239,8 @@ class WorkerProcess:
             return False
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
-            self._writer.write(self._question("status"))
+            self._asked += 1
+            self._ask({"ask": "status", "id": self._asked})
         answer = self._answer
         await asyncio.wait([answer], timeout=patience_s)
         return answer.done() and not answer.cancelled()
@@ -183,20 +248,31 @@ class WorkerProcess:
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._draining = True
-        if self._writer is not None:
-            self._writer.write(self._question("drain"))
+        self._asked += 1
+        self._ask({"ask": "drain", "id": self._asked})
 
     def release(self, fingerprint: str) -> None:
         """Tells it that a function is no longer in quarantine."""
-        if self._writer is not None:
-            self._writer.write(encode_line({"ask": "release", "fingerprint": fingerprint}))
+        self._ask({"ask": "release", "fingerprint": fingerprint})
+
+    def _ask(self, order: Mapping[str, Any]) -> None:
+        """Sends an order, as soon as there is a line to send it on."""
+        if self._writer is None:
+            self._unsent.append(encode_line(order))
+        else:
+            self._writer.write(encode_line(order))
 
     async def hear_out(self) -> None:
         """Takes in what it said before it ended; waits a second at most."""
         await asyncio.wait([self._listening], timeout=_LAST_WORDS_S)
 
-    def kill(self) -> None:
-        """Ends it at once, and with it whatever it has started."""
+    def kill(self, verdict: str | None = None) -> None:
+        """Ends it at once, and with it whatever it has started.
+
+        Args:
+            verdict: why, when that is to be said of how it ended.
+        """
+        self._verdict = self._verdict or verdict
         if not self.exited.is_set():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -205,15 +281,11 @@ class WorkerProcess:
         """Lets go of the tether; a worker that still runs exits when it sees that."""
         self._listening.cancel()
 
-    def _question(self, ask: Literal["status", "drain"]) -> bytes:
-        self._asked += 1
-        return encode_line({"ask": ask, "id": self._asked})
-
     async def _listen(self, tether: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=tether, limit=MAX_LINE_BYTES)
         self._writer = writer
-        if self._draining:
-            self.drain()  # it was asked for before there was a line to ask on
+        for line in self._unsent:  # what was asked for before there was a line to ask on
+            writer.write(line)
         try:
             async for message in messages(reader):
                 self._heard_at = time.monotonic()
@@ -222,8 +294,23 @@ class WorkerProcess:
             log_event("tether_unreadable", epoch=self.epoch, error=str(error))
         finally:
             writer.close()
-            if self._answer is not None:
-                self._answer.cancel()  # nobody has to wait for it any more
+            for waited_for in (self._answer, self._refusal):
+                if waited_for is not None:
+                    waited_for.cancel()  # nobody has to wait for it any more
+
+    def _mark(self, name: str, changes: Any) -> None:
+        """It has said something that is true from now on."""
+        if name in _LAST_MARKS:
+            self._draining = True
+        self._marks[name].set()
+        log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
+        if name == "gave_way":
+            self._decide("")
+
+    def _decide(self, refusal: str) -> None:
+        if self._refusal is not None and not self._refusal.done():
+            self._refusal.set_result(refusal)
+        self._refusal = None
 
     def _understand(self, message: Mapping[str, Any]) -> None:
         match message:
@@ -232,14 +319,10 @@ class WorkerProcess:
                 log_event("worker_ready", epoch=self.epoch, after_s=round(self.lived_s, 3))
             case {"event": "draining"}:
                 self._draining = True
-            case {"event": "outdated", "changes": list(changes)}:
-                self._draining = True
-                self.outdated.set()
-                log_event("worker_outdated", pid=self.pid, epoch=self.epoch, changes=changes)
-            case {"event": "resting"}:
-                self._draining = True
-                self.resting.set()
-                log_event("worker_resting", pid=self.pid, epoch=self.epoch)
+            case {"event": str(name)} if name in self._marks:
+                self._mark(name, message.get("changes"))
+            case {"event": "needed", "why": str(why)}:
+                self._decide(why)
             case {"answer": int(), "status": dict(status)}:
                 self.snapshot = status
                 if self._answer is not None:
@@ -249,21 +332,10 @@ class WorkerProcess:
                 pass  # what a newer worker may say beyond this is not the host's to judge
 
 
-def _argument(
-    options: ServerOptions,
-    listeners: Sequence[Listener],
-    inherited: Mapping[str, int],
-    epoch: int,
-    suspects: Sequence[Mapping[str, Any]],
-) -> str:
-    return json.dumps(
-        {
-            "options": options.to_json(),
-            "listeners": [
-                {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
-            ],
-            **inherited,
-            "epoch": epoch,
-            "suspects": list(suspects),
-        }
-    )
+def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
+    return {
+        "options": options.to_json(),
+        "listeners": [
+            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+        ],
+    }

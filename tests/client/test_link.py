@@ -70,3 +70,12 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     fails[:] = [False, True, True]
     assert link.connection().alive
     assert fails == []
+
+
+def test_closing_ends_the_connections_that_were_left_as_well(link: Link) -> None:
+    """Nobody would read them any more."""
+    left = link.connection()
+    link.leave(left)
+    assert link.connection() is not left
+    link.close()
+    assert not left.alive

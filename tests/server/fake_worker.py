@@ -7,6 +7,8 @@ epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
     outdated  say to the first caller that packages have changed, and end, in epoch 1
     resting say to the first caller that nobody needs it, and end, in epoch 1
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
+    needed  refuse to give way to the next worker, unless it is forced to
+    failing  end when it has been prepared beside another one
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LOOK_S = 0.02
 
 class FakeWorker:
     def __init__(self, argument: dict[str, Any], mode: str) -> None:
-        self.epoch = argument["epoch"]
+        self.epoch = argument.get("epoch", 0)
         self.mode = mode
         self.started_at = time.monotonic()
         self.draining = False
@@ -43,7 +45,29 @@ class FakeWorker:
         self.lines.write(json.dumps(message) + "\n")
         self.lines.flush()
 
+    def stand_by(self) -> None:
+        self.say({"event": "standing_by"})
+        while not self.epoch:
+            order = self.hear("begin")
+            self.epoch = order["epoch"]
+            if order["holds"]:
+                if self.mode == "failing":
+                    sys.exit(3)
+                self.say({"event": "prepared"})
+                self.hear("open")
+
+    def hear(self, ask: str) -> dict[str, Any]:
+        while True:
+            line = self.lines.readline()
+            if not line:
+                sys.exit(0)
+            order: dict[str, Any] = json.loads(line)
+            if order["ask"] == ask:
+                return order
+
     def run(self) -> None:
+        if not self.epoch:
+            self.stand_by()
         self.say({"event": "accepting"})
         self.say({"event": "ready"})
         while not (self.draining and not self.running_calls()):
@@ -74,6 +98,19 @@ class FakeWorker:
         if message["ask"] == "drain":
             self.draining = True
             self.say({"event": "draining"})
+        if message["ask"] == "give_way":
+            if self.mode == "needed" and not message["force"]:
+                self.say({"event": "needed", "why": "it holds arrays of uid:7"})
+            else:
+                self.draining = True
+                for key in list(self.selector.get_map().values()):
+                    if key.fileobj is not self.tether:
+                        self.selector.unregister(key.fileobj)
+                self.say({"event": "gave_way"})
+        if "id" in message:
+            self.answer(message)
+
+    def answer(self, message: dict[str, Any]) -> None:
         self.say({"answer": message["id"], "status": self.status()})
 
     def status(self) -> dict[str, Any]:
@@ -84,6 +121,7 @@ class FakeWorker:
             "running": [],
             "idle_s": time.monotonic() - self.started_at,
             "epoch": self.epoch,
+            "platform": os.environ.get("FAKE_WORKER_PLATFORM", "cpu"),
         }
 
 

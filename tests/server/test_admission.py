@@ -100,3 +100,42 @@ def test_a_deadline_in_the_future_is_no_obstacle() -> None:
     """Only what is over is refused."""
     admission = Admission()
     admission.leave(admission.enter("step", time.monotonic() + PATIENCE_S))
+
+
+def test_a_pause_ends_when_no_call_runs() -> None:
+    """New ones wait meanwhile, and run when it is over."""
+    admission = Admission()
+    running = admission.enter("step", None)
+    paused = start(lambda: admission.pause(PATIENCE_S))
+    until(lambda: waiting(admission._changed))
+    late = start(lambda: admission.leave(admission.enter("late", None)))
+    always = start(lambda: admission.leave(admission.enter_always("(put)")))
+    until(lambda: waiting(admission._changed) == 3)
+    admission.leave(running)
+    join([paused])
+    assert late.is_alive()
+    assert always.is_alive()
+    admission.resume()
+    join([late, always])
+    assert not admission.is_barred
+
+
+def test_a_pause_is_no_long_one() -> None:
+    """Where a call goes on, so do the others."""
+    admission = Admission()
+    running = admission.enter("step", None)
+    assert not admission.pause(0.0)
+    admission.leave(admission.enter("other", None))
+    admission.leave(running)
+    assert admission.pause(0.0)
+
+
+def test_calls_for_a_worker_that_is_there_already_do_not_wait() -> None:
+    """Though long ones are still running here; arrays can still be fetched."""
+    admission = Admission()
+    running = admission.enter("step", None)
+    admission.replace(is_followed=True)
+    with pytest.raises(WorkerReplaced):
+        admission.enter("other", None)
+    admission.leave(admission.enter_always("(fetch)"))
+    admission.leave(running)

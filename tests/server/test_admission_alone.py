@@ -32,6 +32,10 @@ class Alone:
             "deadly", self._deadline, self.company.set
         )
 
+    def thread_is_done(self) -> bool:
+        """Whether it has been admitted."""
+        return not self.thread.is_alive()
+
     def leave(self) -> None:
         """Ends it."""
         assert self.admitted is not None
@@ -47,7 +51,7 @@ def test_it_begins_when_those_before_it_are_done_and_others_wait_for_it() -> Non
     after: list[Running] = []
     late = start(lambda: after.append(admission.enter("after", None)))
     until(lambda: waiting(admission._changed) == 2)
-    assert alone.is_alone is None
+    assert not alone.thread_is_done()
     admission.leave(before)
     join([alone.thread])
     assert (alone.is_alone, after) == (True, [])

@@ -26,6 +26,9 @@ class FakeHost:
     def stop(self, *, now: bool = False) -> None:
         self.stops.append(now)
 
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        return {"epoch": 2, "seconds": 0.5, "force": force}
+
     def quarantined(self) -> list[dict[str, Any]]:
         return [{"name": "deadly"}]
 
@@ -118,5 +121,16 @@ def test_it_knows_what_is_in_quarantine_and_releases_it(path: Path) -> None:
         assert reply == {"quarantined": [{"name": "deadly"}]}
         reply = await exchange(reader, writer, {"ask": "release", "what": "deadly"})
         assert reply == {"released": [{"name": "deadly"}]}
+
+    converse(path, FakeHost(), conversation)
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_restart_is_asked_for(path: Path, force: bool) -> None:
+    """And what became of it is the reply."""
+
+    async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reply = await exchange(reader, writer, {"ask": "restart", "force": force})
+        assert reply == {"epoch": 2, "seconds": 0.5, "force": force}
 
     converse(path, FakeHost(), conversation)

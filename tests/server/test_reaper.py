@@ -15,11 +15,11 @@ def ended_child():
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
 
-assert reap_orphans(None) == []
+assert reap_orphans(()) == []
 first, second = ended_child(), ended_child()
-assert sorted(reap_orphans(None)) == sorted([first, second])
+assert sorted(reap_orphans(())) == sorted([first, second])
 own = ended_child()
-assert reap_orphans(own) == []
+assert reap_orphans({own}) == []
 assert os.waitpid(own, 0) == (own, 0)
 """
 

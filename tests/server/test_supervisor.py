@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -78,6 +79,60 @@ def test_a_server_whose_worker_rests_can_be_stopped(start_host: StartHost, runti
     greeting(path)
     host.wait_for("idle")
     assert host.wait()[0] == 0
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_restart_replaces_the_worker(start_host: StartHost, runtime: Path, platform: str) -> None:
+    """Beside the old one where the device has room for two, else after it."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER_PLATFORM=platform)
+    host.wait_until_ready()
+    first = greeting(path)
+    assert ask(path + ".control", ask="restart")["epoch"] == 2
+    second = greeting(path)
+    assert (first["epoch"], second["epoch"]) == (1, 2)
+    assert ask(path + ".control", ask="restart")["epoch"] == 3
+    assert ask(path + ".control", ask="status")["worker_state"] == "ready"
+    host.signal(signal.SIGTERM)
+    code, said = host.wait()
+    assert code == 0
+    lines = [json.loads(line) for line in [*host.said, *said.splitlines()] if line[:1] == "{"]
+    order = [(one["event"], one["epoch"]) for one in lines if "epoch" in one]
+    is_ready_first = order.index(("worker_ready", 2)) < order.index(("worker_exited", 1))
+    assert is_ready_first == (platform == "cpu")
+
+
+def test_a_worker_that_is_needed_is_not_replaced(start_host: StartHost, runtime: Path) -> None:
+    """Unless by force; the reason is the worker's."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="needed")
+    host.wait_until_ready()
+    assert ask(path + ".control", ask="restart") == {"refused": "it holds arrays of uid:7"}
+    assert greeting(path)["epoch"] == 1
+    assert ask(path + ".control", ask="restart", force=True)["epoch"] == 2
+    assert greeting(path)["epoch"] == 2
+
+
+def test_a_worker_stays_when_the_next_one_fails(start_host: StartHost, runtime: Path) -> None:
+    """Who asked is told so, and calls are answered as before."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", FAKE_WORKER="failing")
+    host.wait_until_ready()
+    assert "ended before it was ready" in ask(path + ".control", ask="restart")["refused"]
+    assert greeting(path)["epoch"] == 1
+    assert ask(path + ".control", ask="status")["worker_state"] == "ready"
+
+
+@pytest.mark.faults
+def test_one_that_stands_by_takes_over(start_host: StartHost, runtime: Path) -> None:
+    """It was started ahead, which its process id shows."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", "--standby")
+    host.wait_until_ready()
+    standby = host.wait_for("worker_standing_by")["pid"]
+    os.kill(greeting(path)["pid"], signal.SIGKILL)
+    second = greeting(path)
+    assert (second["epoch"], second["pid"]) == (2, standby)
 
 
 def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:

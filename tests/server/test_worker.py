@@ -171,7 +171,9 @@ def _error_of(function: Any) -> BaseException | bool:
 
 def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
     """The host may ask at any time."""
-    status = Worker(ServerOptions(), 3).status()
+    worker = Worker(ServerOptions())
+    worker.begin({"epoch": 3})
+    status = worker.status()
     assert set(status) >= STATUS
     assert (status["phase"], status["epoch"], status["connections"]) == ("starting", 3, 0)
     json.dumps(status)

@@ -104,8 +104,10 @@ def _lines(address: Address, report: Report) -> list[str]:
 
 def _state(report: Report) -> str:
     state: str = report["worker_state"]
-    if state == "busy":
-        return f"busy: no word from the worker for {duration(report['worker_silent_s'])}"
+    if state in ("busy", "stuck"):
+        process = report.get("worker_process") or "unknown"
+        silent = duration(report["worker_silent_s"])
+        return f"{state}: no word from the worker for {silent}; its process is {process}"
     if state == "resting":
         return "resting: the device is given back until the next call"
     return state

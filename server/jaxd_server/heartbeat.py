@@ -1,0 +1,138 @@
+"""Looks at the worker every second: does it answer, is it time for another one?
+
+Runs in the host, which imports no jax and hangs with nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Final
+
+from jaxd_server.logs import log_event
+from jaxd_server.memory import resident_bytes
+from jaxd_server.options import ServerOptions
+from jaxd_server.recycling import reason_to_recycle
+from jaxd_server.stacks import ask_for_stacks
+from jaxd_server.supervisor import PATIENCE_S, Supervisor
+from jaxd_server.worker_process import WorkerProcess
+
+__all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state"]
+
+_BEAT_S: Final = 1.0
+_STAND_BY_AFTER_S: Final = 5.0
+_STAND_BY_AT_LAST_S: Final = 60.0
+_TRY_AGAIN_S: Final = 60.0
+
+
+class Heartbeat:
+    """What is done about a worker that goes on, and about one that does not.
+
+    Args:
+        supervisor: has the worker.
+        options: what the server was told.
+    """
+
+    def __init__(self, supervisor: Supervisor, options: ServerOptions) -> None:
+        self._supervisor = supervisor
+        self._options = options
+        self._told: WorkerProcess | None = None  # people were told that this one is stuck
+        self._recycle_again_at = 0.0
+        self._recycling: asyncio.Task[None] | None = None
+
+    async def watch(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            worker = self._supervisor.worker
+            if worker is None or worker.state != "ready":
+                continue
+            if await worker.refresh(PATIENCE_S):
+                self._goes_on(worker)
+            elif self.is_stuck(worker):
+                self._tell_of(worker)
+
+    def is_stuck(self, worker: WorkerProcess) -> bool:
+        """Whether a worker should have said something by now."""
+        return worker.state == "ready" and worker.silent_s >= self._options.stuck_after_s
+
+    def _goes_on(self, worker: WorkerProcess) -> None:
+        if self._told is worker:
+            self._told = None
+            log_event("worker_answers_again", pid=worker.pid)
+        ready_s = worker.ready_s
+        after_s = _STAND_BY_AT_LAST_S if worker.snapshot.get("running_calls") else _STAND_BY_AFTER_S
+        if self._options.keeps_standby and ready_s >= after_s:  # not while it builds, at first
+            self._supervisor.stand_by()
+        if self._recycling is None and time.monotonic() >= self._recycle_again_at:
+            resident = resident_bytes(worker.pid)
+            reason = reason_to_recycle(self._options, worker.snapshot, ready_s, resident)
+            if reason:
+                self._recycling = asyncio.create_task(self._recycle(reason))
+
+    async def _recycle(self, reason: str) -> None:
+        self._recycle_again_at = time.monotonic() + _TRY_AGAIN_S
+        try:
+            outcome = await self._supervisor.restart()
+            log_event("worker_recycled", reason=reason, refused=outcome.get("refused"))
+        finally:
+            self._recycling = None
+
+    def _tell_of(self, worker: WorkerProcess) -> None:
+        if self._told is not worker:
+            self._told = worker
+            log_event(
+                "worker_stuck",
+                level=logging.WARNING,
+                pid=worker.pid,
+                silent_s=round(worker.silent_s, 1),
+                process=process_state(worker.pid),
+                running=calls_of(worker),
+            )
+            ask_for_stacks(worker.pid)
+        limit_s = self._options.recycle_stuck_s
+        if limit_s and worker.silent_s >= limit_s and not others_with_values(worker):
+            worker.kill(f"stuck: no word for {worker.silent_s:.0f} s")
+
+
+def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
+    """The calls of a worker that does not answer, the oldest first."""
+    written = [
+        {"function": entry.function, "seconds": round(entry.seconds, 3)}
+        for entry in worker.box.entries()
+    ]
+    if written:
+        return written
+    asked = round(worker.silent_s, 3)  # warm calls are not written down: as it said last
+    return [
+        {**call, "seconds": round(call["seconds"] + asked, 3)}
+        for call in worker.snapshot.get("running", ())
+    ]
+
+
+def others_with_values(worker: WorkerProcess) -> frozenset[str]:
+    """Who would lose arrays if a stuck worker were killed, beside whose call may have stuck it."""
+    owners = worker.box.owners()
+    callers = {entry.principal for entry in worker.box.entries()}
+    return owners - callers if len(callers) == 1 else owners
+
+
+def process_state(pid: int) -> str:
+    """What the system says of a process: running, sleeping, stopped, waiting for a disk, gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "unknown"
+    return _STATES.get(letter, letter)
+
+
+_STATES: Final = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or device",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "gone",
+}

@@ -1,0 +1,201 @@
+"""Workers that are replaced on purpose, and workers that hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect, errors
+from jaxd.control_client import ask, ask_patiently
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.control import control_path
+from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.faults
+
+StartLive = Callable[..., LiveServer]
+
+
+def control(server: LiveServer, what: str, **more: Any) -> Any:
+    """What the host says."""
+    return ask_patiently(control_path(Address.parse(server.unix)), {"ask": what, **more})
+
+
+@contextmanager
+def load(server: LiveServer, threads: int = 4) -> Iterator[list[Any]]:
+    """Clients that call all the time; what is not right, or raised, stands in the list."""
+    wrong: list[Any] = []
+    done = threading.Event()
+    counts = [0] * threads
+
+    def call(number: int) -> None:
+        with connect(server.unix) as client:
+            double = client.persistent_call(lambda x: x * 2)
+            while not done.is_set():
+                counts[number] += 1
+                x = float(counts[number])
+                try:
+                    futures = [double.submit(x), double.submit(x + 1)]
+                    right = (float(double(x)), *(float(f.result()) for f in futures))
+                except BaseException as error:  # noqa: BLE001  none is expected
+                    wrong.append(error)
+                else:
+                    if right != (2 * x, 2 * x, 2 * x + 2):
+                        wrong.append(right)
+
+    running = [in_thread(call, number) for number in range(threads)]
+    wait_until(lambda: all(count > 10 for count in counts))
+    yield wrong
+    before = list(counts)
+    wait_until(lambda: all(now > then + 10 for now, then in zip(counts, before, strict=True)))
+    done.set()
+    for one in running:
+        one.result(30)
+
+
+@pytest.mark.parametrize("standby", ["--standby", "--no-standby"])
+def test_a_restart_under_load_is_not_noticed(start_live: StartLive, standby: str) -> None:
+    """No caller sees an error or a wrong result; what was compiled is loaded."""
+    server = start_live(standby)
+    with load(server) as wrong, connect(server.unix) as client:
+        for epoch in (2, 3):
+            assert control(server, "restart")["epoch"] == epoch
+        assert client.statistics().epoch == 3
+    assert wrong == []
+    with connect(server.unix) as client:
+        assert float(client.persistent_call(lambda x: x * 2)(7.0)) == 14.0
+        seen = client.statistics()
+        assert (seen.traces, seen.compiles) == (0, 0)
+    server.wait_for("worker_exited", 2, exit_code=0)
+
+
+def test_a_long_call_is_finished_beside_the_next_worker(
+    start_live: StartLive, runtime: Path
+) -> None:
+    """With --force, when nothing is lost by it; without, the worker says what it waits for."""
+    server, gate = start_live("--builds", "2"), Gate(runtime / "gate")
+
+    def stopping(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return x + 1
+
+    with connect(server.unix) as client, connect(server.unix) as other:
+        long = in_thread(client.persistent_call(stopping), 1.0)
+        with gate.reached():
+            refused = control(server, "restart")["refused"]
+            assert "stopping has been running for" in refused
+            assert control(server, "restart", force=True)["epoch"] == 2
+            assert float(other.persistent_call(lambda x: x * 2)(4.0)) == 8.0
+            assert other.statistics().epoch == 2
+            assert not long.done()
+        assert float(long.result(30)) == 2.0
+    server.wait_for("worker_exited", 1, epoch=1, exit_code=0)
+
+
+def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:
+    """They are only lost by force; then their owner learns it."""
+    server = start_live()
+    with connect(server.unix) as client:
+        state: Any = client.put(np.ones(1 << 15, np.float32))
+        double = client.persistent_call(lambda x: x * 2)
+        state = double(state)
+        assert "holds arrays of uid:" in control(server, "restart")["refused"]
+        assert float(double(state)[0]) == 4.0
+        assert client.statistics().epoch == 1
+        assert control(server, "restart", force=True)["epoch"] == 2
+        with pytest.raises(errors.ValuesDied):
+            np.asarray(double(state))
+
+
+def test_a_worker_is_recycled_after_so_many_calls(start_live: StartLive) -> None:
+    """Under load, without an error."""
+    server = start_live("--recycle-after-calls", "30")
+    with load(server, 2) as wrong:
+        server.wait_for("worker_recycled")
+    assert wrong == []
+
+
+def holds_the_interpreter(path: str) -> Callable[[Any], Any]:
+    """A function that reads a named pipe in C while it is traced, and gives way to nobody."""
+
+    def function(x: Any) -> Any:
+        import ctypes
+
+        library = ctypes.PyDLL(None)
+        descriptor = library.open(path.encode(), os.O_RDONLY)
+        library.read(descriptor, ctypes.create_string_buffer(1), 1)
+        library.close(descriptor)
+        return x + 1
+
+    return function
+
+
+def is_stuck(server: LiveServer) -> Any:
+    report = ask(control_path(Address.parse(server.unix)), {"ask": "status"})
+    return report if report is not None and report["worker_state"] == "stuck" else None
+
+
+def test_a_worker_whose_interpreter_is_held(start_live: StartLive, runtime: Path) -> None:
+    """The host says so, names the call and for how long; the log has the stack. Then it goes on."""
+    server = start_live("--trace-in", "worker", "--stuck-after-s", "2")
+    gate = Gate(runtime / "gate")
+    with connect(server.unix) as client:
+        holding = client.persistent_call(holds_the_interpreter(gate.path))
+        call = in_thread(holding, 1.0)
+        with open(gate.path, "wb"):
+            wait_until(lambda: is_stuck(server))
+            report = is_stuck(server)
+            (running,) = report["worker"]["running"]
+            assert "holds_the_interpreter" in running["function"]
+            assert running["seconds"] > 1
+            assert report["worker_process"] == "sleeping"
+            server.wait_for("worker_stuck")
+            wait_until(lambda: any("in function" in line for line in server.raw))
+        assert float(call.result(30)) == 2.0
+        server.wait_for("worker_answers_again")
+        assert client.statistics().epoch == 1
+
+
+def test_a_stopped_worker(start_live: StartLive) -> None:
+    """By a signal: the host knows it from the system; all goes on when it does."""
+    server = start_live("--stuck-after-s", "2")
+    with connect(server.unix) as client:
+        double = client.persistent_call(lambda x: x * 2)
+        assert float(double(1.0)) == 2.0
+        os.kill(server.worker_pid(), signal.SIGSTOP)
+        call = in_thread(double, 2.0)
+        server.wait_for("worker_stuck", process="stopped")
+        assert is_stuck(server)["worker_process"] == "stopped"
+        os.kill(server.worker_pid(), signal.SIGCONT)
+        assert float(call.result(30)) == 4.0
+
+
+def put(client: Client) -> Any:
+    return client.put(np.ones(1 << 15, np.float32))
+
+
+def test_a_stuck_worker_is_killed_where_that_was_asked_for(
+    start_live: StartLive, runtime: Path
+) -> None:
+    """Its caller learns why; a function that does so alone twice is called no more."""
+    server = start_live("--trace-in", "worker", "--stuck-after-s", "2", "--recycle-stuck-s", "3")
+    gate = Gate(runtime / "gate")
+    with connect(server.unix) as client:
+        mine = put(client)  # one's own arrays do not keep it
+        holding = client.persistent_call(holds_the_interpreter(gate.path))
+        with (
+            open(os.open(gate.path, os.O_RDWR)),
+            pytest.raises(errors.WorkerLost, match=r"nothing else ran \(stuck: no word for \d s"),
+        ):
+            holding(1.0)
+        del mine
+        assert float(client.persistent_call(lambda x: x * 2)(2.0)) == 4.0
