@@ -15,6 +15,7 @@ from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
 from jaxd.losses import Losses
+from jaxd.pending import WORD_S
 from jaxd.raised import raised_by
 from jaxd.results import Home, ResultsAs, unreadable
 from jaxd.settings import Settings
@@ -143,13 +144,14 @@ class Caller(Link):
                     "call",
                     call.message(load.rows, 0, drops),
                     load.buffers,
-                    deadline,
+                    None if deadline is None else deadline + WORD_S,
                     number,
                     late=late,
                     about=call,
                 )
                 ready = value[0] != FAILED
             except BaseException as error:
+                connection.cancel(number)
                 if remote is not None and drops:
                     remote.drops.put_back(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):

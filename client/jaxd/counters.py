@@ -14,6 +14,8 @@ class Statistics(NamedTuple):
     Attributes:
         calls: calls that were answered, the failed ones included.
         failed_calls: calls that ended in an exception.
+        cancelled_calls: calls that their clients did not want any more.
+        late_calls: calls whose `timeout_s` passed, or that took longer than the server allows.
         traces: how often a function was traced.
         lowers: how often what was traced was made into a program.
         compiles: how often XLA compiled a program.
@@ -37,12 +39,16 @@ class Statistics(NamedTuple):
         saved_s: seconds of tracing and compiling that client processes were spared: for each that
             used an executable that it did not have built, what building it had cost, less what
             loading it took.
+        waited_s: seconds that calls which could not run at once waited for their turn.
+        run_s: seconds that calls ran, the way of their results included.
         uptime_s: seconds since the worker started.
         epoch: the worker's generation: 1 for a server's first one.
     """
 
     calls: int
     failed_calls: int
+    cancelled_calls: int
+    late_calls: int
     traces: int
     lowers: int
     compiles: int
@@ -63,6 +69,8 @@ class Statistics(NamedTuple):
     compile_s: float
     load_s: float
     saved_s: float
+    waited_s: float
+    run_s: float
     uptime_s: float
     epoch: int
 

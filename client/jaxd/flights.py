@@ -166,8 +166,14 @@ class Flights:
         connection, pending = flight.connection, flight.pending
         if not flight.done and connection is not None and pending is not None:
             connection.leave(flight.request, pending)
+            self.cancel(flight)
             if pending.done:  # who has read it was perhaps interrupted
                 self._on_reply(flight, connection, pending)
+
+    def cancel(self, flight: Flight) -> None:
+        """Tells the server that nobody waits for a call; its reply is read all the same."""
+        if not flight.done and flight.connection is not None:
+            flight.connection.cancel(flight.request)
 
     def wait_for_all(self) -> list[Flight]:
         """Waits for all that are on their way; returns them."""

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["Answers", "Pending"]
+__all__ = ["WORD_S", "Answers", "Pending"]
+
+WORD_S = 0.25
+"""How much longer than to its deadline a caller waits: the server knows what the time went into."""
 
 
 class Answers(Protocol):

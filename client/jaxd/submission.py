@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
 from jaxd.losses import Losses
-from jaxd.pending import Pending
+from jaxd.pending import WORD_S, Pending
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerReplaced
 from jaxd_protocol.failures import is_failure
@@ -80,7 +80,14 @@ class Submission:
         except BaseException:
             self.future.cancel()  # gives its place in the window back
             raise
+        self.future.add_done_callback(self._cancel)
         return self._watch_deadline(connection, number)
+
+    def _cancel(self, future: Future[Any]) -> None:
+        """Its owner does not want it any more: nor need the server work on it."""
+        if future.cancelled() and self._flight is not None:
+            connection, number = self._flight
+            connection.cancel(number)
 
     def _watch_deadline(self, connection: ClientConnection, number: int) -> None:
         if self._deadline is None:
@@ -89,7 +96,7 @@ class Submission:
             "the call's timeout_s passed before its result arrived. The server may still be "
             "working on it; give the call more time, or submit it again later."
         )
-        left_s = max(0.0, self._deadline - time.monotonic())
+        left_s = max(0.0, self._deadline + WORD_S - time.monotonic())
         timer = threading.Timer(left_s, connection.expire, (number, late))
         timer.daemon = True
         self.future.add_done_callback(lambda _: timer.cancel())

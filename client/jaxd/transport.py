@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rpyc.core.service import VoidService
@@ -194,6 +195,12 @@ class ClientConnection(SharedReading):
     def leave(self, number: int, pending: Pending) -> None:
         """Nobody waits for a launched request any more: its reply is read all the same."""
         self._give_up(number, pending, pending.then or ignore)
+
+    def cancel(self, number: int) -> None:
+        """Tells the server that nobody waits for a call any more, if it was not answered yet."""
+        if number in self._pending and not self._closed:
+            with suppress(ConnectionLost):
+                self.tell("cancel", (number,))
 
     def await_reply(self, pending: Pending, deadline: float | None = None) -> None:
         """Returns when a launched request has its reply, or the connection has ended.

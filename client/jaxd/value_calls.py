@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.flight import Flight, Form
 from jaxd.flights import Flights
 from jaxd.lost_values import naming
+from jaxd.pending import WORD_S
 from jaxd.remote_array import RemoteArray
 from jaxd.shapes import Shapes
 from jaxd_protocol.elsewhere import (
@@ -124,7 +125,13 @@ class ValueCalls:
                 with suppress(InvalidStateError):
                     future.set_result(result)
 
-        self._launch(call, may_return=False, ended=ended)
+        flight = self._launch(call, may_return=False, ended=ended)
+
+        def done(future: Future[Any]) -> None:
+            if future.cancelled():
+                self._flights.cancel(flight)
+
+        future.add_done_callback(done)
         return future
 
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
@@ -159,7 +166,8 @@ class ValueCalls:
             BaseException: what it raised.
             DeadlineExceeded: when that takes longer.
         """
-        self._flights.wait(flight, None if timeout_s is None else time.monotonic() + timeout_s)
+        until = None if timeout_s is None else time.monotonic() + timeout_s + WORD_S
+        self._flights.wait(flight, until)
         if self._link.notices.waiting and flight.connection is not None:
             self._link.notices.issue(flight.connection, flight.request)
         if flight.error is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
+from jaxd_server.interest import EVER, Interest
 
 __all__ = ["Admission", "Running"]
 
@@ -29,6 +30,7 @@ class Running:
         is_suspect: whether it was to run alone.
         place: where it stands in the black box; -1: nowhere.
         leaves: called when it is over.
+        interest: whether anybody still waits for it.
     """
 
     function: str
@@ -36,6 +38,21 @@ class Running:
     is_suspect: bool = False
     place: int = -1
     leaves: list[Callable[[], None]] | None = None
+    interest: Interest = EVER
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits for it any more, and its client was told."""
+        return self.interest.is_settled
+
+    def row(self) -> dict[str, str | float]:
+        """The same for the status page."""
+        seconds = round(time.monotonic() - self.started, 3)
+        row: dict[str, str | float] = {"function": self.function, "seconds": seconds}
+        if self.interest is EVER:
+            return row
+        waited_s = self.interest.spent()["waiting"]
+        return {**row, "phase": self.interest.phase, "waited_s": round(waited_s, 3)}
 
 
 class Admission:
@@ -71,15 +88,26 @@ class Admission:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls are running."""
-        return bool(self._running)
+        """Whether calls are running for which somebody waits."""
+        return bool(self._running) and self._has_waiting()
 
-    def enter(self, function: str, deadline: float | None, *, inside: bool = False) -> Running:
+    def _has_waiting(self) -> bool:
+        return not all(one.is_left for one in list(self._running))
+
+    def enter(
+        self,
+        function: str,
+        deadline: float | None,
+        interest: Interest = EVER,
+        *,
+        inside: bool = False,
+    ) -> Running:
         """Admits a call; `leave` ends it.
 
         Args:
             function: for the status page.
             deadline: `time.monotonic()` after which nobody waits for the result.
+            interest: whether anybody does.
             inside: whether a call that runs waits for this one.
 
         Raises:
@@ -88,7 +116,7 @@ class Admission:
                 done, because until then the new one does not start.
             DeadlineExceeded: when the deadline passed while the call waited its turn.
         """
-        running = Running(function)
+        running = Running(function, interest=interest)
         if deadline is not None and running.started > deadline:
             raise _too_late()
         with self._changed:
@@ -134,7 +162,11 @@ class Admission:
             self._on_company = None
 
     def enter_alone(
-        self, function: str, deadline: float | None, on_company: Callable[[], None]
+        self,
+        function: str,
+        deadline: float | None,
+        on_company: Callable[[], None],
+        interest: Interest = EVER,
     ) -> tuple[Running, bool]:
         """Admits a call that runs while no other does; `leave` ends it.
 
@@ -145,6 +177,7 @@ class Admission:
             function: for the status page.
             deadline: `time.monotonic()` after which nobody waits for the result.
             on_company: called, under a lock, when others run beside it after all.
+            interest: whether anybody waits for the result.
 
         Returns:
             The call, and whether it is alone: not where an earlier call takes too long.
@@ -165,7 +198,8 @@ class Admission:
                 raise
             self._bar_until = time.monotonic() + (self._alone_s if is_alone else 0.0)
             self._on_company = on_company if is_alone else None
-            running = Running(function, is_suspect=True, leaves=[lambda: self._over(mark)])
+            leaves = [lambda: self._over(mark)]
+            running = Running(function, is_suspect=True, leaves=leaves, interest=interest)
             self._running.add(running)
         return running, is_alone
 
@@ -203,11 +237,11 @@ class Admission:
                 "the server is stopping and takes no new calls. Repeat the call: a restarted "
                 "server answers at the same address."
             )
-        self._changed.wait_for(lambda: self._is_followed or not self._running)
+        self._changed.wait_for(lambda: self._is_followed or not self._has_waiting())
         raise WorkerReplaced(
             "the server's worker is being replaced: packages that it runs have changed on disk, it "
-            "was idle, or somebody asked for it. Repeat the call: a new worker answers at the same "
-            "address."
+            "was idle, could not stop a call that nobody waits for, or somebody asked for it. "
+            "Repeat the call: a new worker answers at the same address."
         )
 
     def leave(self, running: Running) -> None:
@@ -221,15 +255,21 @@ class Admission:
             if self._barred:
                 self._changed.notify_all()
 
+    def look(self) -> None:
+        """Nobody waits any more for some call that may run on."""
+        with self._changed:
+            self._changed.notify_all()
+
     def pause(self, patience_s: float) -> bool:
         """Has new calls wait until `resume` or `replace`, and waits for those that run.
 
         Returns:
-            Whether none runs now; else the new ones run as if nothing had been.
+            Whether none runs now for which somebody waits; else the new ones run as if nothing had
+            been.
         """
         with self._changed:
             self._paused = self._barred = True
-            if self._changed.wait_for(lambda: not self._running, patience_s):
+            if self._changed.wait_for(lambda: not self._has_waiting(), patience_s):
                 return True
         self.resume()
         return False
@@ -257,14 +297,24 @@ class Admission:
         with self._changed:
             self._draining = True
             self._settle()
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.wait_for(lambda: not self._has_waiting())
 
-    def running(self) -> list[dict[str, str | float]]:
-        """Function and age in seconds of each running call, the oldest first."""
+    def left(self) -> list[Running]:
+        """The calls that run although nobody waits for them."""
+        if not self._running:
+            return []
+        with self._changed:
+            return [call for call in self._running if call.is_left]
+
+    def running(self, *, left: bool = False) -> list[dict[str, str | float]]:
+        """Of each running call its function, age and waiting time in seconds; the oldest first.
+
+        Args:
+            left: those instead that nobody waits for any more.
+        """
         with self._changed:
             calls = sorted(self._running, key=lambda call: call.started)
-        now = time.monotonic()
-        return [{"function": c.function, "seconds": round(now - c.started, 3)} for c in calls]
+        return [call.row() for call in calls if call.is_left == left]
 
 
 def _too_late() -> DeadlineExceeded:

@@ -253,6 +253,13 @@ def _add_lifetime(group: argparse._ArgumentGroup) -> None:
         "give the device back after this long without a call, and take it again for the next one "
         "(default: never)",
     )
+    add("--max-call-s", "how long a call may run (default: as long as it likes)")
+    add("--max-build-s", "how long calls wait for a build once it has begun (default: the same)")
+    add(
+        "--stop-grace-s",
+        "what nobody waits for any more, such as a call that was cancelled, may go on this long "
+        "before its process is replaced, if no array is lost by that (default: 30; 0: for ever)",
+    )
     add("--drain-timeout-s", "when stopping, kill a worker that runs no call after (default: 30)")
     add("--recycle-after-s", "replace the worker when it is this old (default: never)")
     add("--stuck-after-s", "say that a worker is stuck when it has not answered for (default: 10)")

@@ -51,8 +51,10 @@ class Belongings:
         *,
         here: bool,
         is_short: bool,
-    ) -> None:
+    ) -> bool:
         """Takes a call on values: in order, and once, however often it is sent.
+
+        Returns whether it is new: one that was sent before is answered when that one is.
 
         Args:
             stay: says which call it is.
@@ -69,10 +71,10 @@ class Belongings:
         def put() -> None:
             session.lane.put(start, settle, is_short=is_short)
 
-        if session.remembered.meet(stay.number, stay.acked, send, put) and not (
-            here and session.lane.try_now(start, settle)
-        ):
+        is_new = session.remembered.meet(stay.number, stay.acked, send, put)
+        if is_new and not (here and session.lane.try_now(start, settle)):
             put()
+        return is_new
 
     def skeleton(self, told: bytes) -> bytes:
         """The skeleton that a call has.

@@ -71,12 +71,18 @@ class Share:
             return nbytes
 
     def end(self, nbytes: int) -> None:
-        """The call's reply was sent, or cannot be."""
+        """The call's reply was sent, or cannot be; gives back its slot, and so many bytes."""
         with self._budget.changed:
             self._calls -= 1
             self._budget.calls -= 1
             if not self._budget.calls:
                 self._budget.idle.set()
+            self._budget.used -= nbytes
+            self._budget.changed.notify_all()
+
+    def free(self, nbytes: int) -> None:
+        """A thread let go of the data of a call that was answered before."""
+        with self._budget.changed:
             self._budget.used -= nbytes
             self._budget.changed.notify_all()
 

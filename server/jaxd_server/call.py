@@ -14,6 +14,7 @@ from jaxd_protocol.trees import Layout, Placement
 from jaxd_server.executable import Executable
 from jaxd_server.functions import FunctionSource
 from jaxd_server.holdings import Holdings
+from jaxd_server.interest import EVER, Interest
 from jaxd_server.marshal import empty_leaves, read_leaves
 from jaxd_server.progress import SILENT, Emit
 from jaxd_server.replies import Reply
@@ -64,6 +65,7 @@ class Call:
         not_kept: ids of what it brought to be kept, and there was no room for.
         said: takes what its function says while it is traced; None: nothing is.
         device: the index of the one that it runs on, once its function is known.
+        interest: whether anybody still waits for it.
     """
 
     key: bytes
@@ -91,6 +93,7 @@ class Call:
     not_kept: tuple[int, ...] = ()
     said: Said | None = None
     device: int = 0
+    interest: Interest = EVER
     _rows: list[Row] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[Row]:

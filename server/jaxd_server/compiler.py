@@ -7,7 +7,6 @@ of that object, so nothing of one build is found by another, whose settings may 
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError
 from jaxd_server import jax_programs
 from jaxd_server.captured import NOTHING, Captured
+from jaxd_server.interrupting import run_interruptibly
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.jax_disk_cache import Compilations
 from jaxd_server.jax_handover import unpack_lowered
@@ -30,6 +30,7 @@ from jaxd_server.programs import Program
 from jaxd_server.progress import Emit
 from jaxd_server.result_forms import ResultForm, result_form
 from jaxd_server.statistics import Counters
+from jaxd_server.turnstile import Turnstile
 from jaxd_server.user_output import listen_for_warnings
 from jaxd_server.voices import Voice, speaking
 
@@ -67,7 +68,7 @@ class Compiler:
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
-        self._room = threading.BoundedSemaphore(builds)
+        self._room = Turnstile(builds)
         self._compilations = Compilations(
             lambda seconds: counters.add(compiles=1),
             lambda: counters.add(xla_cache_hits=1),
@@ -77,8 +78,8 @@ class Compiler:
         """Stops listening to jax."""
         self._compilations.close()
 
-    def room(self) -> threading.BoundedSemaphore:
-        """To be held while something is built."""
+    def room(self) -> Turnstile:
+        """To be inside of while something is built."""
         return self._room
 
     def lower(
@@ -103,6 +104,7 @@ class Compiler:
             captured: what the function reaches, and must not change.
 
         Raises:
+            Interrupted: when it was, see `interrupting`.
             Exception: whatever the function raises while it is traced, and jax's own errors.
             LostUpdateError: when it changes what it reaches.
             ResultError: when its result cannot travel.
@@ -119,9 +121,9 @@ class Compiler:
                 listen_for_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 args, kwargs = arguments
-                traced = jitted.trace(*args, **kwargs)
+                traced = run_interruptibly(lambda: jitted.trace(*args, **kwargs))
                 emit("stage", {"stage": "lower", "function": name})
-                lowered = traced.lower()
+                lowered = run_interruptibly(traced.lower)
                 self._counters.add(lowers=1)
                 program, obstacle = jax_programs.program_id(lowered, options)
         finally:

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -40,12 +39,14 @@ from jaxd_server.budget import Share
 from jaxd_server.call import Call
 from jaxd_server.executable import Executable
 from jaxd_server.in_order import InOrder
+from jaxd_server.interest import Phase
 from jaxd_server.logs import log_event
+from jaxd_server.open_calls import OpenCall, OpenCalls, in_lane, in_phase
 from jaxd_server.operations import INQUIRIES, OPERATIONS
 from jaxd_server.plan import Plan
 from jaxd_server.questions import Questions
 from jaxd_server.readership import Readership
-from jaxd_server.replies import Reply
+from jaxd_server.replies import Finish, Reply
 from jaxd_server.sessions import Session
 from jaxd_server.value_desk import VALUE_VERBS, ValueDesk
 from jaxd_server.workshop import Workshop
@@ -84,7 +85,9 @@ class ServerConnection(BulkConnection):
             workshop.max_result_bytes,
             session.device,
         )
+        self._calls = OpenCalls(workshop.terms, self._send_later, self._send_now, self._share.free)
         self._told: dict[str, Callable[..., None]] = {
+            "cancel": self._calls.cancel,
             "drop": self._own.drop,
             "unshare": self._own.forget_blocks,
             "bye": self._own.end_session,
@@ -113,6 +116,7 @@ class ServerConnection(BulkConnection):
             text = str(error) if known else "".join(traceback.format_exception(error))
             log_event("connection_dropped", level=logging.WARNING, reason=text)
         self.shut()
+        self._calls.close()
         self._share.close()
         self._questions.close()
         self._own.close()
@@ -201,8 +205,8 @@ class ServerConnection(BulkConnection):
                 if flags & ON_VALUES:
                     return self._in_lane(call, plan, nbytes, is_quick)
             if not is_quick:
-                work = partial(self._workshop.pipeline.answer, call, plan)
-                self._pool(plan).submit(self._answer_elsewhere, seq, work, nbytes)
+                with self._calls.opened(call, nbytes) as one:
+                    self._elsewhere(one, call, plan)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -214,22 +218,38 @@ class ServerConnection(BulkConnection):
         """A call on values: in order with the others of its session, and never twice."""
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
-        start = partial(self._workshop.pipeline.start, call, plan)
+        start: Callable[[], Finish] = partial(self._workshop.pipeline.start, call, plan)
 
         def send(reply: Reply) -> None:
-            if self._outbox.is_idle:
-                self._send_answer(call.number, reply, nbytes)
-            else:
-                self._outbox.put(partial(self._send_answer, call.number, reply, nbytes))
+            self._send_now(call.number, reply, nbytes)
 
-        here = is_quick and self._own.is_idle
         warm = self._warm(plan)
         is_short = warm is not None and warm.starts_quickly
-        run = partial(self._own.run_in_order, call.stay, start, send, here=here, is_short=is_short)
-        if here or is_short:
-            self._here(run)
-        else:
-            run()
+        if is_quick:  # also when it waits for others, it is not worth being able to give it up
+            here = self._own.is_idle
+            run = partial(self._own.run_in_order, call.stay, start, send, here=here)
+            if here or is_short:
+                return self._here(partial(run, is_short=is_short))
+            run(is_short=False)
+            return None
+        phase: Phase = "waiting" if plan is None or plan.executable is None else "running"
+        with self._calls.opened(call, nbytes) as one:
+            one.is_in_order = True
+            one.settle = partial(self._session.remembered.answer, call.stay.number)
+            begin, stay = partial(in_lane, one, phase, start), call.stay
+
+            def put() -> None:
+                new = self._own.run_in_order(
+                    stay, begin, one.answer_in_lane, here=False, is_short=is_short
+                )
+                if not new:
+                    one.settle = _leave  # what it does to values is up to the first
+
+            if is_short:
+                self._here(put)
+            else:
+                put()
+        return None
 
     def _warm(self, plan: Plan | None) -> Executable | None:
         """What runs a call, when there is nothing that it would have to wait for."""
@@ -237,13 +257,18 @@ class ServerConnection(BulkConnection):
             return None
         return plan.executable
 
-    def _pool(self, plan: Plan | None) -> Executor:
-        is_warm = plan is not None and plan.executable is not None
-        if not is_warm or self._workshop.pipeline.admission.is_barred:  # who waits keeps a thread
-            return self._workshop.builders
-        return self._workshop.runners
+    def _elsewhere(self, one: OpenCall, call: Call, plan: Plan | None) -> None:
+        """Has another thread answer a call: one of a few when it is warm, else one of its own."""
+        work = partial(self._workshop.pipeline.answer, call, plan)
+        if self._warm(plan) is None:  # who waits keeps a thread
+            self._workshop.builders.submit(in_phase, one, "waiting", work)
+            return
+        runners, owner = self._workshop.runners, self._session.id
+        job = partial(in_phase, one, "running", work)
+        one.withdraw = partial(runners.withdraw, owner, job)
+        runners.submit(owner, job)
 
-    def _here(self, run: Callable[[], None]) -> None:
+    def _here(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
         turn = self._readership.begin_inline()
         self._workshop.sentry.rouse()
@@ -253,15 +278,21 @@ class ServerConnection(BulkConnection):
             self._patience.wait()
 
     def _answer(self, call: Call, plan: Plan | None, nbytes: int) -> None:
-        answer = self._workshop.pipeline.answer(call, plan)
-        if self._outbox.is_idle:
-            self._send_answer(call.number, answer, nbytes)
-        else:  # behind what the call has said
-            self._outbox.put(partial(self._send_answer, call.number, answer, nbytes))
+        self._send_now(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
 
     def _answer_elsewhere(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
-        """In a thread of a pool, which must not wait for a client that does not read."""
-        self._outbox.put(partial(self._send_answer, seq, work(), nbytes))
+        self._send_later(seq, work(), nbytes)
+
+    def _send_now(self, seq: int, answer: Reply, nbytes: int) -> None:
+        """From a thread that works for this client alone, so that it may wait for it."""
+        if self._outbox.is_idle:
+            self._send_answer(seq, answer, nbytes)
+        else:  # behind what the call has said
+            self._send_later(seq, answer, nbytes)
+
+    def _send_later(self, seq: int, answer: Reply, nbytes: int) -> None:
+        """From any thread, which does not wait for a client that does not read."""
+        self._outbox.put(partial(self._send_answer, seq, answer, nbytes))
 
     def _send_answer(self, seq: int, answer: Reply, nbytes: int) -> None:
         try:
@@ -359,3 +390,7 @@ class ServerConnection(BulkConnection):
         """The client answered one of our questions."""
         self._share.settle()
         self._questions.answer(seq, value, failed, frame)
+
+
+def _leave(reply: Reply) -> None:
+    """Nothing is sent."""

@@ -160,7 +160,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         try:
             session = self._sessions.enter(guest.session, admitted.principal, guest.device)
         except ConfigurationError as error:
-            refuse(line, ConfigurationError, str(error))
+            refuse(line, error)
             raise
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}

@@ -13,10 +13,12 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import jax
 
 from jaxd_protocol.trees import Layout
+from jaxd_server.builds import Builds
 from jaxd_server.donation import donated_leaves
 from jaxd_server.eviction import Entry, Limits, victims
 from jaxd_server.executable import Executable
@@ -29,7 +31,6 @@ from jaxd_server.plan import SOMEWHERE, Plan, Seat
 from jaxd_server.programs import Program
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.signature import signature_of
-from jaxd_server.single_flight import SingleFlight
 
 __all__ = ["Executables"]
 
@@ -44,6 +45,8 @@ _LOADING = 0.3
 _NO_LIMIT = Limits(sys.maxsize)
 
 Make = Callable[[], Executable]
+_Name = tuple[bytes, Hashable]
+_Build = Callable[[_Name, Callable[[], Executable | None], Make], Executable]
 
 
 class Executables:
@@ -55,6 +58,7 @@ class Executables:
         limits: how much else of what; its `count` does not matter.
         is_kept: whether an executable is on disk as well, and so is cheap to have again.
         resident: bytes of memory that the process has.
+        builds: makes each once.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Executables:
         limits: Limits = _NO_LIMIT,
         is_kept: Callable[[Executable], bool] = lambda _: False,
         resident: Callable[[], int] = resident_bytes,
+        builds: Builds[Any, Executable] | None = None,
     ) -> None:
         self._limits = replace(limits, count=limit)
         self._is_kept = is_kept
@@ -73,7 +78,7 @@ class Executables:
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
-        self._flights: SingleFlight[tuple[bytes, Hashable], Executable] = SingleFlight()
+        self._builds: Builds[tuple[bytes, Hashable], Executable] = builds or Builds()
         self._kin = Kin()
         self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
         self._reclaimer = reclaimer
@@ -118,19 +123,24 @@ class Executables:
                 that one keeps hold of it, the executable is not dropped.
             waiting: called in each of them, before it makes it or waits.
             move: makes it of one for another device; None when it has to be made after all.
-            seat: where the call runs.
+            seat: where the call runs, and who waits for it.
 
         Raises:
             ArgumentError: when an argument can be neither traced nor static.
+            JaxdError: why nobody waits for it any more; see `Builds.run`.
             Exception: what `make` raises, in every caller that waited for it.
         """
         signature, device = signature_of(*arguments, function.statics), seat.device
         found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
-            found = self._first(function, signature, device, make)
+
+            def build(key: _Name, find: Callable[[], Executable | None], make: Make) -> Executable:
+                return self._builds.run(key, find, make, seat.interest, seat.owner)
+
+            found = self._first(function, signature, device, make, build)
             if are_several() and not _fits(found, function, device):
-                found = self._moved(found, function.key, signature, device, make, move)
+                found = self._moved(found, function.key, signature, device, make, move, build)
         order = call_order(layout, function.statics)
         donated = donated_leaves(layout, function.options, function.parameters)
         places = places_of(leaves_of(dynamic(arguments, function.statics))) if are_several() else ()
@@ -146,12 +156,12 @@ class Executables:
         return found
 
     def _first(
-        self, function: Function, signature: Hashable, device: int, make: Make
+        self, function: Function, signature: Hashable, device: int, make: Make, build: _Build
     ) -> Executable:
         """The executable for a device; or, where there are several, for any of them."""
         name = _name(function.key, signature, device)
         if not are_several():
-            return self._flights.run(
+            return build(
                 name, lambda: self._executables.get(name), lambda: self._make(name, make, make)
             )
 
@@ -160,7 +170,7 @@ class Executables:
             names = (_name(key, signature, index) for key, index in places)
             return next(filter(None, map(self._executables.get, names)), None)
 
-        return self._flights.run(
+        return build(
             (function.plain_key, ("first", signature)), find, lambda: self._make(name, make, make)
         )
 
@@ -172,10 +182,11 @@ class Executables:
         device: int,
         make: Make,
         move: Callable[[Executable], Executable | None],
+        build: _Build,
     ) -> Executable:
         """The executable for a device, of which there is one for another."""
         name = _name(key, signature, device)
-        return self._flights.run(
+        return build(
             name,
             lambda: self._executables.get(name),
             lambda: self._make(name, lambda: move(first) or make(), make),

@@ -15,6 +15,7 @@ from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
 from jaxd_server.build_quota import BuildQuota
+from jaxd_server.builds import check_wanted, in_turn
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.functions import Function, Functions
@@ -120,6 +121,7 @@ class Maker:
             recorded: the same as it is kept.
 
         Raises:
+            Interrupted: when nobody waits for it any more.
             FunctionReplaced: when the function turned out to be another one than was thought.
             LimitExceeded: when nothing more is built for the caller now.
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
@@ -135,7 +137,7 @@ class Maker:
             return made
         self._functions.unpack(function, call.source)
         try:
-            with self._compiler.room():
+            with in_turn(self._compiler.room(), function.name):
                 return self._built(wanted)
         except JaxdError:
             raise
@@ -236,7 +238,7 @@ class Maker:
         errand = self._tracing.errand(function, call, arguments) if self._tracing else None
         if errand is None:
             return None
-        with self._compiler.room():
+        with in_turn(self._compiler.room(), function.name):
             started = time.monotonic()
             lowered = errand.lower()
             if lowered is None:
@@ -251,6 +253,7 @@ class Maker:
 
     def _finish(self, wanted: _Wanted, lowered: LoweredFunction, started: float) -> Made:
         """Compiles what nobody has compiled yet, and puts everything together."""
+        check_wanted()
         function, call, arguments, recorded, name = wanted
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         is_kept = name is not None and obstacle is None

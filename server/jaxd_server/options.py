@@ -99,6 +99,10 @@ class ServerOptions:
         preallocate: whether jax takes that at once, or as it needs it; None: as its environment
             says, or at once.
         log_format: `"text"` for people or `"json"` for machines.
+        max_call_s: seconds that a call may run; 0: as many as it likes.
+        max_build_s: seconds that calls wait for a build once that has begun; 0: the same.
+        stop_grace_s: seconds that what nobody waits for any more may go on before its process is
+            replaced, where that costs nobody an array; 0: for ever.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
     """
@@ -146,6 +150,9 @@ class ServerOptions:
     device_memory_fraction: float | None = None
     preallocate: bool | None = None
     log_format: Literal["text", "json"] = "text"
+    max_call_s: float = 0.0
+    max_build_s: float = 0.0
+    stop_grace_s: float = 30.0
     auto: bool = False
 
     def read_token(self) -> str | None:

@@ -8,7 +8,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import server_context
+from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
@@ -23,6 +23,8 @@ from jaxd_server.admission import Admission
 from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
 from jaxd_server.build_quota import BuildQuota
+from jaxd_server.builds import Builds
+from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
 from jaxd_server.device_memory import (
@@ -38,15 +40,19 @@ from jaxd_server.endpoint import Endpoint
 from jaxd_server.eviction import Limits
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
+from jaxd_server.fair_threads import FairThreads
 from jaxd_server.fresh_threads import FreshThreads
 from jaxd_server.functions import Functions
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.interest import Interest
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
+from jaxd_server.leftovers import Leftovers
 from jaxd_server.logs import log_event
 from jaxd_server.making import Maker
 from jaxd_server.memory import machine_bytes
+from jaxd_server.open_calls import Terms
 from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
@@ -99,6 +105,7 @@ class Parts:
         rest: begins to end this worker until it is needed again.
         suspects: which functions have ended earlier workers.
         box: where the host reads what runs.
+        replace: begins to replace this worker although something in it does not end.
     """
 
     def __init__(
@@ -110,6 +117,7 @@ class Parts:
         rest: Callable[[], None] = lambda: None,
         suspects: Suspects | None = None,
         box: BlackBox | None = None,
+        replace: Callable[[list[str]], None] | None = None,
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
@@ -132,14 +140,20 @@ class Parts:
         jax_programs.prepare()
         packages = ImportedPackages()
         self._shelf = _shelf(options, packages)
+        admission = Admission()
+        clock = Clock()
+        self._leftovers = Leftovers(admission, options.stop_grace_s, self._has_values, replace)
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
         self._executables = Executables(
-            reclaimer, options.max_executables, _limits(options), self._is_kept
+            reclaimer,
+            options.max_executables,
+            _limits(options),
+            self._is_kept,
+            builds=Builds(clock, options.max_build_s, self._leftovers.add),
         )
         functions = Functions(shelf=self._shelf)
-        compiler = Compiler(counters, options.builds)
-        admission = Admission()
+        compiler = self._compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(
             _trace_in(options),
@@ -173,7 +187,7 @@ class Parts:
             pipeline=self.pipeline,
             operations=Operations(self.pipeline, verifier),
             stages=Stages(functions, compiler, admission, counters),
-            runners=ThreadPoolExecutor(options.threads, "jaxd-run"),
+            runners=FairThreads(options.threads, "jaxd-run"),
             builders=FreshThreads(_BUILDER_THREADS, "jaxd-build"),
             sentry=Sentry(),
             budget=self._budget,
@@ -185,6 +199,7 @@ class Parts:
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self._devices.report(self._sessions.all(), own)},
+            terms=Terms(self.pipeline.gave_up, clock, options.max_call_s, self._count_ended),
         )
 
     def settle(self) -> None:
@@ -219,15 +234,31 @@ class Parts:
             self._mark_used()
             self._shelf.close()
 
+    def flush(self) -> None:
+        """Has everything written that is to be kept on disk."""
+        if self._shelf is not None:
+            self._shelf.flush()
+
     def _mark_used(self) -> None:
         """Tells the disk what is in use, about once a minute."""
         since, self._marked_at = self._marked_at, time.monotonic()
         if self._shelf is not None:
             self._shelf.mark_used(self._executables.all(), since)
 
+    def _count_ended(self, interest: Interest) -> None:
+        """A call was answered that could be given up."""
+        spent, error = interest.spent(), interest.error
+        self._counters.add(
+            waited_s=spent["waiting"],
+            run_s=spent["running"],
+            cancelled_calls=isinstance(error, Cancelled),
+            late_calls=isinstance(error, DeadlineExceeded),
+        )
+
     def _glance(self) -> None:
         """What is looked at several times a second."""
         self._sessions.look()
+        self._leftovers.look()
         self._rest.look()
         self._visitors.look()
 
@@ -294,6 +325,9 @@ class Parts:
             "content_bytes": self._values.contents.nbytes,
             "running_calls": len(running),
             "running": running,
+            "left_behind": self._leftovers.rows(),
+            "queued_calls": len(self._workshop.runners),
+            "queued_builds": len(self._compiler.room()),
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
             "disk_bytes": disk.bytes,
             "disk_files": disk.files,

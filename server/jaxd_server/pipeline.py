@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
+from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_protocol.trees import Layout
@@ -24,6 +25,7 @@ from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Function, FunctionReplaced, Functions
+from jaxd_server.interest import EVER
 from jaxd_server.jax_placement import placed, places_of
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.logs import log_event
@@ -134,8 +136,26 @@ class Pipeline:
             call.holdings.own.fail(call.stay.number, failure)
         return (FAILED, failure, pack_numbers(call.given_up)), ()
 
+    def gave_up(self, call: Call) -> Reply:
+        """The reply to a call for which nobody waits any more."""
+        failure = describe_failure(call.interest.error or Cancelled("nobody waits for the call."))
+        self.admission.look()
+        if call.stay is None:
+            return (FAILED, failure), ()
+        if call.holdings is not None:
+            call.holdings.own.fail(call.stay.number, failure)
+        given = call.given if call.interest.phase == "running" else ()
+        return (FAILED, failure, pack_numbers(tuple(given))), ()
+
+    def _too_late(self, run: Run) -> Reply:
+        """Of a call that is over when its client has been told that it was given up."""
+        run.undo()
+        return self.gave_up(run.call)
+
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
-        running = self.admission.enter(executable.name, call.deadline, inside=call.inside)
+        running = self.admission.enter(
+            executable.name, call.deadline, call.interest, inside=call.inside
+        )
         try:
             if self._are_several:
                 leaves = _leaves_there(call, plan, executable.device)
@@ -148,10 +168,10 @@ class Pipeline:
             self.admission.leave(running)
             raise
 
-    def _count_hit(self, run: Run) -> None:
+    def _count_hit(self, run: Run, seconds: float) -> None:
         if run.executable.serial not in run.call.session.met:
             self._meet(run.call.session, run.executable)
-        self.counters.hit()
+        self.counters.hit(seconds if run.call.interest is EVER else 0.0)  # else counted with others
 
     def _cold(self, call: Call) -> Finish:
         if self._renewal is not None:
@@ -214,7 +234,7 @@ class Pipeline:
             make,
             waiting,
             move,
-            Seat(call.device, call.session.device),
+            Seat(call.device, call.session.device, call.interest, call.session.id),
         )
         self._meet(call.session, executable, made[0] if made else None)
         if executable.talks:
@@ -223,12 +243,14 @@ class Pipeline:
             self.admission.leave(running)
             report = self._report(executable, made)
             return lambda: report
+        call.interest.enter("running")
+        call.interest.check()  # in this order: who gives it up sees that it runs, or we see that
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         return self._started(
-            run, running, lambda _: self.counters.add(calls=1, executable_hits=0 if made else 1)
+            run, running, lambda *_: self.counters.add(calls=1, executable_hits=0 if made else 1)
         )
 
-    def _started(self, run: Run, running: Running, count: Callable[[Run], None]) -> Finish:
+    def _started(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
         try:
             if run.executable.talks:
@@ -241,7 +263,7 @@ class Pipeline:
             raise
         return lambda: self._finished(run, running, count)
 
-    def _finished(self, run: Run, running: Running, count: Callable[[Run], None]) -> Reply:
+    def _finished(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Reply:
         try:
             try:
                 reply = self._deliver(run)
@@ -250,9 +272,10 @@ class Pipeline:
                 self.admission.leave(running)
                 if run.executable.talks:
                     self._turns.end(run)
-            run.executable.took(time.monotonic() - running.started)
-            count(run)
-            return reply
+            seconds = time.monotonic() - running.started
+            run.executable.took(seconds)
+            count(run, seconds)
+            return self._too_late(run) if run.call.interest.is_settled else reply
         except _BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know

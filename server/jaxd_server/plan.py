@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.trees import Layout
 from jaxd_server.executable import Executable
+from jaxd_server.interest import EVER, Interest
 from jaxd_server.jax_placement import Places
 
 __all__ = ["SOMEWHERE", "Plan", "Seat"]
 
 
 class Seat(NamedTuple):
-    """Where a call runs, by the indexes of devices.
+    """Where a call runs, by the indexes of devices, and who waits for it.
 
     Attributes:
         device: the one that the call runs on.
         session: the one that its session's calls run on, unless their function says another.
+        interest: whether anybody still waits for it.
+        owner: whose turn a build for it takes.
     """
 
     device: int = 0
     session: int = 0
+    interest: Interest = EVER
+    owner: Hashable = None
 
 
 SOMEWHERE: Final = Seat()

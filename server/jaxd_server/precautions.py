@@ -48,7 +48,9 @@ class Precautions:
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
             return self.admit_alone(call)
-        running = self._admission.enter("(unknown function)", call.deadline, inside=call.inside)
+        running = self._admission.enter(
+            "(unknown function)", call.deadline, call.interest, inside=call.inside
+        )
         self.write_down(running, call)
         return running
 
@@ -67,7 +69,7 @@ class Precautions:
                 self._box.has_company(place)
 
         running, is_alone = self._admission.enter_alone(
-            "(unknown function)", call.deadline, on_company
+            "(unknown function)", call.deadline, on_company, call.interest
         )
         if self._box is not None:
             place = self._begin(running, call, is_alone=is_alone)

@@ -20,6 +20,10 @@ class _Counts:
     programs_shared: int = 0
     xla_cache_hits: int = 0
     failed_calls: int = 0
+    cancelled_calls: int = 0
+    late_calls: int = 0
+    waited_s: float = 0.0
+    run_s: float = 0.0
     trace_s: float = 0.0
     compile_s: float = 0.0
     load_s: float = 0.0
@@ -42,12 +46,13 @@ class Counters:
             for name, amount in amounts.items():
                 setattr(self._counts, name, getattr(self._counts, name) + amount)
 
-    def hit(self) -> None:
+    def hit(self, run_s: float = 0.0) -> None:
         """Counts one call that a ready executable answered; the warm path's only counting."""
         with self._lock:
             self._last_activity = time.monotonic()
             self._counts.calls += 1
             self._counts.executable_hits += 1
+            self._counts.run_s += run_s
 
     @property
     def idle_s(self) -> float:

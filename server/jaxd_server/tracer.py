@@ -19,10 +19,12 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.failures import Failure, describe_failure
 from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
+from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.fresh_threads import FreshThreads
 from jaxd_server.functions import Described, Function, Functions
 from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.interrupting import Interrupted, Interruptible, may_interrupt
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import NotHandedOver, pack_lowered
 from jaxd_server.kept_calls import call_name
@@ -39,6 +41,7 @@ from jaxd_server.statistics import Counters
 from jaxd_server.tracer_messages import (
     Event,
     Failed,
+    Forget,
     Lowered,
     Order,
     Outdated,
@@ -54,6 +57,9 @@ __all__ = ["Tracer", "main"]
 
 _NICE = 5
 """Where cores are few, a call that is warm comes before a trace; but not so that it starves."""
+
+_AGAIN_S = 0.05
+"""An exception that was swallowed is sent again after that."""
 
 _THREADS = 256
 """How many trace at once is limited by the worker's `--builds`."""
@@ -93,6 +99,8 @@ class Tracer:
         self._packages.note()
         self._tally = _Tally()
         self._compiler = Compiler(self._tally, _THREADS)
+        self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
+        self._clock = Clock()
         self._told: set[tuple[str, Package]] = set()
         self._telling = threading.Lock()  # guards _told
         prepare_for_user_code()
@@ -106,7 +114,11 @@ class Tracer:
         threads = FreshThreads(_THREADS, "jaxd-trace")
         try:
             while True:
-                threads.submit(self._answer, self._connection.recv())
+                message = self._connection.recv()
+                if isinstance(message, Forget):
+                    self._press(message.number)
+                else:
+                    threads.submit(self._answer, message)
         except (EOFError, OSError):
             return
 
@@ -136,10 +148,24 @@ class Tracer:
             text = f"{type(error).__name__}: {error}"
             return Refused(order.number, text, always=False, side=self._side())
         try:
-            lowered = self._lowered(order, function, arguments)
+            one = self._tracing[order.number] = Interruptible()
+            with may_interrupt(one):
+                lowered = self._lowered(order, function, arguments)
+        except Interrupted:
+            why = "nobody waits for it any more"
+            return Refused(order.number, why, always=False, side=self._side())
         except BaseException as error:  # noqa: BLE001  all of it is the client's to know
             return self._failed(order, error)
+        finally:
+            self._tracing.pop(order.number, None)
         return self._handed_over(order, lowered)
+
+    def _press(self, number: int) -> None:
+        """Interrupts an order, again and again until it leaves."""
+        one = self._tracing.get(number)
+        if one is not None:
+            one.interrupt()
+            self._clock.after(_AGAIN_S, lambda: self._press(number))
 
     def _prepared(self, order: Order) -> tuple[Function, Arguments]:
         """Function and arguments; raises what keeps this process from having the same ones."""

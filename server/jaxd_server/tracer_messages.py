@@ -17,6 +17,7 @@ __all__ = [
     "Ended",
     "Event",
     "Failed",
+    "Forget",
     "Lowered",
     "Order",
     "Outdated",
@@ -59,6 +60,12 @@ class Order(NamedTuple):
         """What the client said."""
         meaning = Meaning.from_message(self.meaning)
         return Described(self.fingerprint, self.name, Options.from_bytes(self.options), meaning)
+
+
+class Forget(NamedTuple):
+    """Nobody waits for that order any more: it is to be interrupted, and answered all the same."""
+
+    number: int
 
 
 class Ready(NamedTuple):

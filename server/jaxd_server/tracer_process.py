@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
 from jaxd_server.logs import log_event
 from jaxd_server.progress import Emit
-from jaxd_server.tracer_messages import Ended, Event, Order, Ready, Reply
+from jaxd_server.tracer_messages import Ended, Event, Forget, Order, Ready, Reply
+from jaxd_server.turnstile import Telling
 
 __all__ = ["TRACER_COMMAND", "TracerProcess"]
 
@@ -82,12 +84,13 @@ class TracerProcess:
         self._settled.wait()
         return self._state == "ready"
 
-    def ask(self, order: Order, emit: Emit) -> Reply:
+    def ask(self, order: Order, emit: Emit, telling: Telling = lambda hook: nullcontext()) -> Reply:
         """Has an order worked out, however long that takes.
 
         Args:
             order: its number is given here.
             emit: told what happens meanwhile, in this thread.
+            telling: says when nobody waits for it any more, so that it is interrupted.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
@@ -101,10 +104,23 @@ class TracerProcess:
                 connection.send(order._replace(number=number))
         except OSError:
             pass  # it has ended, and the other thread says so
-        while type(message := inbox.get()) is Event:
-            emit(message.kind, message.content)
+        with telling(lambda: self._forget(number)):
+            while type(message := inbox.get()) is Event:
+                emit(message.kind, message.content)
         assert not isinstance(message, Event)
         return message
+
+    def _forget(self, number: int) -> None:
+        """Has an order interrupted that nobody waits for; it is answered all the same."""
+        connection = self._connection
+        with suppress(OSError), self._sending:
+            if connection is not None:
+                connection.send(Forget(number))
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does; who waits for an order learns of it."""
+        if self._process is not None:
+            self._process.kill()
 
     def retire(self) -> None:
         """Has it take no more orders, and end once those under way are answered."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.failures import ForwardedFailure
 from jaxd_server.adopted_results import adopted
+from jaxd_server.builds import present_build
 from jaxd_server.compiler import LoweredFunction
 from jaxd_server.functions import Function, FunctionSource
 from jaxd_server.imported_packages import ImportedPackages
@@ -209,10 +210,20 @@ class Errand(NamedTuple):
         """The lowered function; None when this process has to trace it after all.
 
         Raises:
+            Interrupted: when nobody waits for it any more.
             ForwardedFailure: with what the function, or jax, raised.
             InternalError: when the function ended the process that traced it.
         """
-        reply = self.tracer.ask(self.order, self.emit)
+        build = present_build()
+        if build is None:
+            reply = self.tracer.ask(self.order, self.emit)
+        else:
+            build.end_by_force = self.tracer.kill
+            reply = self.tracer.ask(self.order, self.emit, build.telling)
+            build.end_by_force = None
+            if build.is_left and isinstance(reply, Lowered | Failed | Refused):
+                self.tracing.heed(reply.side)
+            build.check()
         if isinstance(reply, Ended) and reply.orders > 1:  # another one may have ended it
             again = self.tracing.alone(self.with_code().order, self.emit)
             if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing

@@ -109,6 +109,7 @@ class Worker:
         self.stop = threading.Event()
         self.outdated: list[str] = []
         self.is_resting = False
+        self._is_stuck = False
         self._options = options
         self._epoch = 0
         self._suspects = Suspects()
@@ -138,6 +139,7 @@ class Worker:
             self.rest,
             self._suspects,
             self._box,
+            self.replace,
         )
         prepare_for_user_code()
         hear_user_code()
@@ -159,6 +161,10 @@ class Worker:
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
+        if self._is_stuck:  # others may wait behind what does not end; their clients come again
+            timer = threading.Timer(self._options.drain_timeout_s, self._end_at_once)
+            timer.daemon = True
+            timer.start()
         for endpoint in self._endpoints:
             endpoint.close()
         self._parts.drain()
@@ -173,6 +179,16 @@ class Worker:
             endpoint.close()
         self.outdated = changes
         self.stop.set()
+
+    def replace(self, reasons: list[str]) -> None:
+        """Ends this worker, because something in it cannot be ended otherwise."""
+        self._is_stuck = True
+        self.renew(reasons)
+
+    def _end_at_once(self) -> None:
+        log_event("drained_in_part", calls=self._counters.snapshot()["calls"])
+        self._parts.flush()
+        os._exit(0)
 
     def rest(self) -> None:
         """Ends this worker until somebody needs one."""
@@ -272,6 +288,9 @@ _NOTHING = {
     "functions": 0,
     "running_calls": 0,
     "running": [],
+    "left_behind": [],
+    "queued_calls": 0,
+    "queued_builds": 0,
     "sessions": 0,
     "principals": [],
     "bytes_received": 0,

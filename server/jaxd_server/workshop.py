@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from jaxd_server.budget import Budget
+from jaxd_server.fair_threads import FairThreads
+from jaxd_server.fresh_threads import FreshThreads
+from jaxd_server.open_calls import Terms
 from jaxd_server.operations import Operations
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
@@ -38,13 +40,14 @@ class Workshop:
         max_shared_bytes: of a client's memory that is mapped.
         report: JSON-able answers to `statistics` and `info`, to a principal.
         devices: the same to `devices`, for a session.
+        terms: what holds for calls that others than a connection's reader answer.
     """
 
     pipeline: Pipeline
     operations: Operations
     stages: Stages
-    runners: Executor
-    builders: Executor
+    runners: FairThreads
+    builders: FreshThreads
     sentry: Sentry
     budget: Budget
     traffic: Traffic
@@ -55,3 +58,4 @@ class Workshop:
     max_shared_bytes: int
     report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]
+    terms: Terms

@@ -22,6 +22,8 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       adopt(contents, ids) → (OK, a byte for each)      1: what has that content is a value now
       share(number, nbytes) <descriptor> → (OK, its first bytes)      shared memory, as a block
       unshare(numbers)                        blocks that are gone; no reply
+      cancel(number)                          nobody waits for that call any more; no reply of its
+                                              own, but the call is answered all the same
       bye()                                   the client ends, and with it its session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
       unname(name) → (OK, was it there)       values() → JSON {holders, totals}

@@ -258,14 +258,14 @@ class Busy(JaxdError, RuntimeError):
 
 
 class DeadlineExceeded(JaxdError, TimeoutError):
-    """The call's `timeout_s` passed before its result arrived."""
+    """The call's `timeout_s`, or a limit of the server's, passed before its result arrived."""
 
     blame = "caller"
     may_repeat = True
 
 
 class Cancelled(JaxdError, RuntimeError):
-    """The call was given up by its caller before it ran."""
+    """The call was given up by its caller."""
 
     blame = "caller"
 

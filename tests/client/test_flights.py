@@ -28,6 +28,7 @@ class Connection:
         self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
         self.data: list[list[bytes]] = []
         self.left: list[int] = []
+        self.cancelled: list[int] = []
         self.refuses: Exception | None = None
         self.interrupts = False
         self.waiting: list[Pending] = []
@@ -59,6 +60,9 @@ class Connection:
 
     def leave(self, number: int, pending: Pending) -> None:
         self.left.append(number)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
 
     def reply(self, index: int = 0, value: Any = (OK, b"s", b"", b"", b"")) -> None:
         """The call is done."""
@@ -238,10 +242,11 @@ def test_when_the_session_is_gone_so_are_its_calls(server: Server) -> None:
 
 
 def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
-    """Is told of when it ends, and is not sent again when its connection is lost before."""
+    """The server hears of it; the end is told; it is not sent again when its connection is lost."""
     ended: list[Flight] = []
     kept, lost = server.launch(), server.launch()
     server.flights.abandon(kept, ended.append)
+    assert server.connections[0].cancelled == [kept.request]
     server.connections[0].reply()
     assert ended == [kept]
     server.connections[0].lose()

@@ -314,3 +314,23 @@ def test_eight_threads_that_ask_at_once_build_once(client: Client) -> None:
     all_twice()
     assert np.subtract(counts(client), before)[:2].tolist() == [8, 8]
     assert sorted(found) == sorted((n, (X * n).tolist()) for n in range(8) for _ in range(2))
+
+
+def endless(x: Any) -> Any:
+    """Is traced for ever, and swallows what it can."""
+    while True:
+        try:
+            x = x + 1
+        except Exception:  # noqa: BLE001  as careless code does
+            continue
+
+
+def test_a_cancelled_call_is_interrupted_in_the_tracer(client: Client) -> None:
+    """And the tracer is there for the next one."""
+    before = client.statistics()
+    future = client.persistent_call(endless).submit(X)
+    until(lambda: "building" in str(client.caller.ask("statistics")["running"]))
+    assert future.cancel()
+    until(lambda: client.statistics().traces == before.traces + 1)
+    assert client.statistics().cancelled_calls == before.cancelled_calls + 1
+    assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()

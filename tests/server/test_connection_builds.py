@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxd_protocol.calls import MAY_REPEAT, OK, WARM
 from tests.server.in_process import Shop, Source, read_reply
-from tests.server.staging import PATIENCE_S, until, waiting
+from tests.server.staging import PATIENCE_S, until
 from tests.server.test_connection import _pass, make_gate
 
 X = np.ones((3, 4), np.float32)
@@ -39,8 +39,8 @@ def test_a_client_that_goes_away_does_not_end_a_build_that_others_wait_for(shop:
     leaving.persistent_call(gated).submit(np.float32(2))
     assert entered.wait(PATIENCE_S)
     future = staying.persistent_call(gated).submit(np.float32(3))
-    (flight,) = shop.parts.pipeline.executables._flights._flights.values()
-    until(lambda: waiting(flight._condition) == 1)
+    (build,) = shop.parts.pipeline.executables._builds._builds.values()
+    until(lambda: len(build.waiting) == 2)
     leaving.close()
     release.set()
     assert float(future.result(PATIENCE_S)) == 15.0

@@ -18,7 +18,7 @@ from jaxd_server.marshal import leaves_of, read_leaves
 from jaxd_server.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
 from tests.server.in_process import Kitchen, Source, encode, function_of
-from tests.server.staging import at_once, until, waiting
+from tests.server.staging import at_once, until
 
 
 class Table:
@@ -211,8 +211,8 @@ def test_a_failed_build_reaches_everybody_and_is_not_kept() -> None:
     table = Table()
 
     def fail() -> Executable:
-        (flight,) = table.pool._flights._flights.values()
-        until(lambda: waiting(flight._condition) == 3)
+        (build,) = table.pool._builds._builds.values()
+        until(lambda: len(build.waiting) == 4)
         raise ValueError("too deep")
 
     outcomes = at_once(4, lambda _: table.obtain(TRACED, 1.0, make=fail))

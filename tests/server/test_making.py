@@ -188,7 +188,7 @@ def test_only_so_many_are_built_at_once(gate: Gate) -> None:
     threads = [start(kitchen.value, source, np.ones(size, np.float32)) for size in sizes]
     room: Any = kitchen.compiler.room()
     until(lambda: gate.inside == 2)
-    until(lambda: waiting(room._cond) == 3)
+    until(lambda: len(room) == 3)
     gate.opened.set()
     join(threads)
     assert gate.peak == 2
@@ -218,8 +218,8 @@ def test_a_failed_build_fails_all_its_waiters_and_is_tried_again(
 
     def release() -> None:
         until(lambda: gate.inside == 1)
-        (flight,) = kitchen.executables._flights._flights.values()
-        until(lambda: waiting(flight._condition) == 3)
+        (build,) = kitchen.executables._builds._builds.values()
+        until(lambda: len(build.waiting) == 4)
         gate.opened.set()
 
     thread = start(release)

@@ -18,7 +18,7 @@ from jaxd_protocol.recipes import RecordedCall
 from jaxd_server import jax_programs
 from jaxd_server.sessions import Session
 from tests.server.in_process import Kitchen, Source
-from tests.server.staging import PATIENCE_S, join, start, until, waiting
+from tests.server.staging import PATIENCE_S, join, start, until
 from tests.server.test_pipeline import FLOAT, counted, double
 
 HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
@@ -217,8 +217,8 @@ def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
     threads = [start(call, "leaving", leaving)]
     assert asked.wait(PATIENCE_S)
     threads.append(start(call, "staying", staying))
-    (flight,) = kitchen.executables._flights._flights.values()
-    until(lambda: waiting(flight._condition) == 1)
+    (build,) = kitchen.executables._builds._builds.values()
+    until(lambda: len(build.waiting) == 2)
     gone.set()
     join(threads)
     assert (outcomes["leaving"][0], outcomes["staying"][0]) == (FAILED, OK)

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -411,3 +412,33 @@ def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Ben
     os.kill(tracer.pid, signal.SIGKILL)
     thread.join(30)
     assert replies == [Ended("signal 9", 1)]
+
+
+def endless(x: Any) -> Any:
+    """Is traced for ever."""
+    while True:
+        x = x + 1
+
+
+def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
+    """It is answered all the same, and the function may come again."""
+    hooks: list[Callable[[], None]] = []
+    begun = threading.Event()
+
+    @contextmanager
+    def telling(hook: Callable[[], None]) -> Iterator[None]:
+        hooks.append(hook)
+        yield
+
+    def forget() -> None:
+        assert begun.wait(30)
+        hooks[0]()
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    reply = bench.tracer.ask(bench.order(Source(endless), X), lambda *_: begun.set(), telling)
+    thread.join()
+    assert isinstance(reply, Refused)
+    assert (reply.reason, reply.always) == ("nobody waits for it any more", False)
+    assert reply.side.counts["traces"] == 1
+    assert isinstance(bench.ask(Source(lambda x: x + 1), X), Lowered)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import builtins
 import pickle
+from pathlib import Path
 
 import pytest
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 WARNINGS = {name for name in errors.__all__ if issubclass(getattr(errors, name), Warning)}
 KINDS: list[type[JaxdError]] = [
     getattr(errors, name) for name in errors.__all__ if name not in WARNINGS
@@ -53,6 +55,16 @@ def test_what_an_error_knows_beside_its_message() -> None:
     assert Busy("full").retry_after_s == 1.0
     assert Busy("full", 3).retry_after_s == 3
     assert RemoteError("gone", "m.Lost").type_name == "m.Lost"
+
+
+def test_the_page_on_errors_has_them_all() -> None:
+    """Each with who has to act, and whether to repeat."""
+    lines = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    rows = [line.split(" | ")[:3] for line in lines if line.startswith("| `")]
+    told = {row[0].strip("|` "): (row[1], row[2] == "yes") for row in rows}
+    assert told == {
+        kind.__name__: (kind.blame, kind.may_repeat) for kind in KINDS if kind is not JaxdError
+    }
 
 
 def test_nobody_repeats_what_is_the_callers_own_mistake() -> None:

@@ -97,6 +97,11 @@ def _lines(address: Address, report: Report) -> list[str]:
         f"{'running':<9} {call['function']} for {duration(call['seconds'])}"
         for call in seen.get("running", ())
     ]
+    lines += [
+        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: nobody "
+        "waits for it"
+        for call in seen.get("left_behind", ())
+    ]
     if host.get("log"):
         lines.append(f"{'log':<9} {host['log']}")
     return lines

@@ -1,0 +1,156 @@
+"""Whether anybody still waits for a call, and how long it has waited, been built for, and run.
+
+The caller may lose interest (a cancelled future, Ctrl-C), its `timeout_s` may pass, or the server's
+own limit. Whoever works on the call is told at once, as far as that is possible where it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from jaxd_protocol.errors import JaxdError
+
+__all__ = ["EVER", "Interest", "Phase"]
+
+Phase = Literal["waiting", "building", "running"]
+
+_WORDS: Final[dict[Phase, str]] = {
+    "waiting": "waiting for its turn",
+    "building": "being built",
+    "running": "running",
+}
+
+
+class Interest:
+    """The interest in one call. Thread-safe.
+
+    Args:
+        clock: seconds that only grow.
+
+    Attributes:
+        error: why nobody waits any more; None as long as somebody does.
+        is_settled: whether its client was told so in place of a result.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.error: JaxdError | None = None
+        self.is_settled = False
+        self._clock = clock
+        self._given_up_at = 0.0
+        self._hooks: list[Callable[[], None]] = []
+        self._is_over = False
+        self._phase: Phase = "waiting"
+        self._since = clock()
+        self._spent: dict[Phase, float] = dict.fromkeys(_WORDS, 0.0)
+        self._lock = threading.Lock()  # guards all of these
+
+    def enter(self, phase: Phase) -> None:
+        """From now on the call waits, is built, or runs."""
+        with self._lock:
+            self._settle_up()
+            self._phase = phase
+
+    def _settle_up(self) -> None:
+        now = self._clock()
+        self._spent[self._phase] += now - self._since
+        self._since = now
+
+    @property
+    def phase(self) -> Phase:
+        """What the call is at."""
+        return self._phase
+
+    def spent(self) -> dict[Phase, float]:
+        """Seconds in each phase so far."""
+        with self._lock:
+            self._settle_up()
+            return dict(self._spent)
+
+    def account(self) -> str:
+        """The same in words, such as `1.5 s waiting for its turn, 0.2 s running`."""
+        spent = self.spent()
+        return ", ".join(
+            f"{spent[one]:.1f} s {_WORDS[one]}" for one in _WORDS if spent[one] >= 0.05
+        )
+
+    def give_up(self, error: JaxdError) -> bool:
+        """Nobody waits any more: tells who works on the call. Whether somebody waited until now.
+
+        Args:
+            error: why, as whoever looks after the call is told.
+        """
+        with self._lock:
+            if self._is_over or self.error is not None:
+                return False
+            self.error = error
+            self._given_up_at = self._clock()
+            hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook()
+        return True
+
+    def end(self) -> bool:
+        """The call is answered: nobody can give it up any more. Whether nobody has before."""
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+            self._hooks = []
+            return not was_over and self.error is None
+
+    def tell(self, hook: Callable[[], None]) -> None:
+        """Has `hook` called, once, when nobody waits any more; at once when that is so.
+
+        It has to be quick and must not raise.
+        """
+        with self._lock:
+            is_late = self.error is not None
+            if not is_late and not self._is_over:
+                self._hooks.append(hook)
+        if is_late:
+            hook()
+
+    @contextmanager
+    def telling(self, hook: Callable[[], None]) -> Iterator[None]:
+        """Within it, `hook` is called when nobody waits any more."""
+        self.tell(hook)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if hook in self._hooks:
+                    self._hooks.remove(hook)
+
+    @property
+    def given_up_s(self) -> float:
+        """Seconds since it was given up."""
+        return self._clock() - self._given_up_at
+
+    def check(self) -> None:
+        """Returns when somebody waits.
+
+        Raises:
+            JaxdError: why nobody does; an error of its own for each who asks.
+        """
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+
+
+class _Ever(Interest):
+    """Of calls that are over too soon to be given up, or that nobody can give up."""
+
+    def enter(self, phase: Phase) -> None:
+        """Is not noted."""
+
+    def give_up(self, error: JaxdError) -> bool:
+        """Cannot be."""
+        return False
+
+    def tell(self, hook: Callable[[], None]) -> None:
+        """There is nothing to tell."""
+
+
+EVER: Final = _Ever()
+"""Somebody waits, however long it takes."""

@@ -1,0 +1,198 @@
+"""Interrupts Python code that runs for nobody any more, and nothing else.
+
+CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It is delivered when
+that thread starts, jumps back in, or returns from a call of a Python function, some time later; by
+then the thread may be at something else. So a thread says in which stretch it may be interrupted,
+and the end of that stretch takes back what was not delivered. `except:` and a finalizer swallow
+such an exception, so it is sent again until the stretch ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import jaxd_protocol
+import jaxd_server
+
+__all__ = ["Interrupted", "Interruptible", "may_interrupt", "run_interruptibly"]
+
+T = TypeVar("T")
+
+_CALM_S: Final = 0.002
+_calming = threading.Lock()  # held while threads take turns more slowly than they else do
+
+_PYTHON: Final = ctypes.PyDLL(None)
+"""Not `ctypes.pythonapi`, whose functions a user's code may have given other types."""
+
+
+class Interrupted(BaseException):
+    """The work was interrupted: nobody waits for it. No `Exception`, because those are caught."""
+
+
+class Interruptible:
+    """Work in one thread that may be interrupted, a stretch at a time. Thread-safe.
+
+    Attributes:
+        sent: how often it was interrupted; what comes of it then is not to be used, because code
+            that swallowed the exception may have gone another way than it else does.
+    """
+
+    __slots__ = ("_is_acting", "_is_closed", "_lock", "_thread", "sent")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._thread = 0
+        self._is_closed = True
+        self._is_acting = False
+        self._lock = threading.Lock()  # held by who interrupts: one at a time; never by the thread
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns; while it runs, and not after this returns, it may be interrupted.
+
+        Raises:
+            Interrupted: when it was, whatever has become of it.
+            BaseException: what `work` raises.
+        """
+        # An exception is delivered only where Python calls, is called, or jumps back. So there is
+        # no gap between the end of `work` and `_is_closed`, nor between that and the inner `try`.
+        # Two can still come after that: one that is on its way, and one by who has just looked
+        # whether it is closed. Each is met here, so that none is left when this returns.
+        self._thread = threading.get_ident()
+        try:
+            self._is_closed = False
+            result = work()
+            self._is_closed = True
+            try:
+                self._take_back()
+            except Interrupted:
+                try:  # noqa: SIM105  a block of `suppress` begins with a call
+                    self._take_back()
+                except Interrupted:
+                    pass
+        except BaseException:
+            self._is_closed = True
+            try:
+                self._take_back()
+            except Interrupted:
+                try:  # noqa: SIM105  a block of `suppress` begins with a call
+                    self._take_back()
+                except Interrupted:
+                    pass
+            if self.sent:
+                raise Interrupted from None
+            raise
+        if self.sent:
+            raise Interrupted
+        return result
+
+    def _take_back(self) -> None:
+        while self._is_acting:  # somebody looked before it was closed
+            time.sleep(0)
+        _raise_in(self._thread, None)
+
+    def interrupt(self) -> bool:
+        """Raises `Interrupted` in it if it runs; whether it does.
+
+        Not while it is where an exception out of nowhere does harm, see `_is_delicate`: then it is
+        to be interrupted again later.
+        """
+        with self._lock:
+            self._is_acting = True  # before looking: either the thread sees this or we see its end
+            try:
+                if self._is_closed:
+                    return False
+                with _calm():
+                    if not _is_delicate(self._thread):
+                        self.sent += 1
+                        _raise_in(self._thread, Interrupted)
+                return True
+            finally:
+                self._is_acting = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is in a stretch that may be interrupted."""
+        return not self._is_closed
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Has an exception raised in a thread; None takes back one that was not raised yet."""
+    exception = None if kind is None else ctypes.py_object(kind)
+    _PYTHON.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Within it, threads do not take turns so often that one moves on between a look and an act."""
+    with _calming:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(_CALM_S)
+        try:
+            time.sleep(0)  # whoever has asked for its turn already takes it now
+            yield
+        finally:
+            sys.setswitchinterval(usual)
+
+
+def _is_delicate(thread: int) -> bool:
+    """Whether a thread, within its stretch, is where it must not be interrupted.
+
+    A module that is imported would be left half made for everybody. The library takes locks in
+    steps, between which an exception leaves them taken; and so may what is ours, when it is called.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001  its only name
+    on_top = True  # whether only the library has been called from here so far
+    while frame is not None and frame.f_code is not _STRETCH:
+        name = frame.f_code.co_filename
+        if name.startswith(_DELICATE) or (on_top and name.startswith(_OURS)):
+            return True
+        on_top = on_top and name.startswith(_LIBRARY) and "-packages" not in name
+        frame = frame.f_back
+    return False
+
+
+_STRETCH: Final = Interruptible.run.__code__
+_DELICATE: Final = (
+    "<frozen importlib",
+    os.path.dirname(logging.__file__) + os.sep,
+    str(threading.__file__),
+    str(queue.__file__),
+)
+_OURS: Final = tuple(
+    os.path.dirname(str(one.__file__)) + os.sep for one in (jaxd_protocol, jaxd_server)
+)
+_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
+
+_present: ContextVar[Interruptible | None] = ContextVar("interruptible", default=None)
+
+
+@contextmanager
+def may_interrupt(one: Interruptible) -> Iterator[None]:
+    """Within it, what `run_interruptibly` runs can be interrupted through this one."""
+    token = _present.set(one)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def run_interruptibly(work: Callable[[], Any]) -> Any:
+    """What `work` returns; it may be interrupted where `may_interrupt` is in force.
+
+    Raises:
+        Interrupted: when it was.
+        BaseException: what `work` raises.
+    """
+    one = _present.get()
+    return work() if one is None else one.run(work)

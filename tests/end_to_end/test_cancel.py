@@ -1,0 +1,125 @@
+"""Calls that nobody waits for, on a real server: they end, and cost nobody else anything."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect
+from jaxd.errors import DeadlineExceeded
+from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.live_server import ROOT, LiveServer
+
+X = np.linspace(0, 1, 4, dtype=np.float32)
+
+INTERRUPTED = """
+import sys
+import numpy as np
+from jaxd import persistent_call
+
+@persistent_call
+def endless(x):
+    print("tracing", flush=True)
+    while True:
+        x = x + 1
+
+try:
+    endless(np.float32(1))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+
+@persistent_call
+def next_one(x):
+    return x * 2
+
+print(float(next_one(np.float32(4))), flush=True)
+"""
+
+
+def test_an_interrupt_at_the_keyboard_ends_the_trace(live: LiveServer, client: Client) -> None:
+    """The program goes on with its next call, and the server has nothing left of the first."""
+    before = client.statistics()
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=live.environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tracing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.stdout.readline() == "8.0\n"
+    wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
+    now = client.statistics()
+    assert now.cancelled_calls == before.cancelled_calls + 1
+    assert now.compiles == before.compiles + 1
+
+
+@pytest.mark.parametrize("submits", [True, False])
+def test_a_deadline_says_where_the_time_went(
+    client: Client, tmp_path: Any, *, submits: bool
+) -> None:
+    """Seen by the client as the server's own word, whichever way it called."""
+    gate = Gate(tmp_path / "gate")
+    slow = client.persistent_call(stop_at(gate.path), timeout_s=1.0)
+    with pytest.raises(DeadlineExceeded, match=r"\d\.\d s being built"):
+        slow.submit(X).result() if submits else slow(X)
+    with gate.reached():
+        pass
+    wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
+
+
+def forever(x: Any) -> Any:
+    """Runs for ever when its argument is negative."""
+    import jax
+
+    return jax.lax.while_loop(lambda y: y < 0, lambda y: y - 1.0, x)
+
+
+@pytest.mark.soak
+def test_a_program_that_runs_for_ever_costs_its_worker(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Others see nothing of that: the next worker answers their next call, without a build."""
+    server = start_live("--stop-grace-s", "0.3")
+    with connect(server.unix) as client, connect(server.unix) as other:
+        endless = client.persistent_call(forever)
+        double = other.persistent_call(lambda x: x * 2)
+        assert float(endless(np.float32(3))) == 3.0
+        assert double(X).tolist() == (X * 2).tolist()
+        future = endless.submit(np.float32(-1))
+        wait_until(lambda: other.caller.ask("statistics")["running_calls"] == 1)
+        assert future.cancel()
+        server.wait_for("worker_ready", 2)
+        assert double(X).tolist() == (X * 2).tolist()
+        assert float(endless(np.float32(5))) == 5.0
+        now = other.statistics()
+        assert (now.epoch, now.traces, now.compiles) == (2, 0, 0)
+    (line,) = [line for line in server.lines if line["event"] == "left_behind"]
+    assert "the worker is replaced" in line["reason"]
+
+
+@pytest.mark.soak
+def test_a_worker_that_holds_arrays_is_not_replaced(start_live: Callable[..., LiveServer]) -> None:
+    """Its operator is told, and may decide."""
+    server = start_live("--stop-grace-s", "0.3")
+    with connect(server.unix) as client, connect(server.unix) as other:
+        kept = other.persistent_call(lambda: np.ones(3, np.float32)).remote()
+        endless = client.persistent_call(forever, timeout_s=1.0)
+        assert float(endless(np.float32(3))) == 3.0
+        with pytest.raises(DeadlineExceeded, match="running"):
+            endless(np.float32(-1))
+        server.wait_for("left_behind")
+        (left,) = other.caller.ask("statistics")["left_behind"]
+        assert (left["function"], left["phase"]) == ("forever", "running")
+        assert np.asarray(kept).tolist() == [1.0] * 3
+        assert other.statistics().epoch == 1
+        server.process.kill()
