@@ -26,6 +26,9 @@ __all__ = [
 _OLDEST_DRIVER: Final = {12: 525, 13: 580}
 """The first drivers for CUDA 12 and 13 on Linux, by NVIDIA's table of compatibility."""
 
+_FRACTIONS: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""jax's variable, and what it was called before."""
+
 _SHM_BYTES: Final = 512 << 20
 _ASK_JAX: Final = "import jax, json; print(json.dumps([d.platform for d in jax.devices()]))"
 
@@ -185,10 +188,10 @@ def preallocation(situation: Situation) -> Check | None:
     environment = situation.environment
     if environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
         return Check("gpu memory", "ok", "taken as it is needed")
-    share = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
+    share = next(filter(None, map(environment.get, _FRACTIONS)), "0.75")
     advice = (
-        "Nothing, where the server has the device for itself. Else set "
-        "XLA_PYTHON_CLIENT_PREALLOCATE=false for it; a server that a call starts has that anyway."
+        "Nothing, where the server has the device for itself. Else: jaxd serve --no-preallocate, "
+        "or --device-memory-fraction 0.3; a server that a call starts takes it as it is needed."
     )
     return Check("gpu memory", "note", f"a server by hand takes {share} of it at once", advice)
 

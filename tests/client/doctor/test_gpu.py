@@ -8,6 +8,7 @@ import pytest
 from jaxd.doctor import Check, gpu
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
+from jaxd_server.arguments import parse_arguments
 from tests.client.doctor.situations import MadeUp, gpu_machine
 
 CPU_JAX = {"jax": "0.11.2", "jaxlib": "0.11.2"}
@@ -134,6 +135,12 @@ def test_how_much_memory_a_server_takes(tmp_path: Path) -> None:
     assert by_itself is not None
     assert by_itself.state == "note"
     assert "0.75" in by_itself.found
+    for option in ("--no-preallocate", "--device-memory-fraction"):
+        assert option in by_itself.advice
+    parse_arguments(["--no-preallocate", "--device-memory-fraction", "0.3"])  # it knows these
+    half = gpu.preallocation(machine(root, environment={"XLA_CLIENT_MEM_FRACTION": "0.5"}))
+    assert half is not None
+    assert "0.5" in half.found
     told = machine(root, environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     assert gpu.preallocation(told) == Check("gpu memory", "ok", "taken as it is needed")
 
