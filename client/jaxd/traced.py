@@ -215,7 +215,8 @@ def _form(caller: Caller, warming: Encoded) -> _Form:
     jax: Any = loaded_jax()
     with identity.travelling():
         layout = identity.reader.layout(skeleton)
-        order = tuple(jax.tree.leaves(layout.build(range(len(layout.leaves)))))
+        found = jax.tree.leaves(layout.build(range(len(layout.leaves))))
+        order = tuple(leaf for leaf in found if type(leaf) is int)  # float0 is known already
     if sorted(map(str, order)) != sorted(map(str, range(len(layout.leaves)))):
         raise ResultError(
             f"the result of {identity.name} holds an object that jax does not take apart in this "

@@ -154,7 +154,8 @@ class TracedCall:
     def _made(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
         call = self._flat(arrays, results) if self.stages else self._plain(arrays, results)
         jax: Any = loaded_jax()
-        return [_numbers(leaf) for leaf in jax.tree.leaves(self.outline.caller.call(call))]
+        leaves = jax.tree.leaves(self.outline.caller.call(call))
+        return [_numbers(leaf) for leaf in leaves if not _is_float0(leaf)]
 
     def _plain(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
         """The program's own call."""
@@ -219,6 +220,12 @@ def _weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
 
 
 ArgumentEncoder.types[_WeakArray] = _weak
+
+
+def _is_float0(leaf: Any) -> bool:
+    """Whether it stands for no derivative: all of it follows from the form of the result."""
+    jax: Any = loaded_jax()
+    return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
 
 
 def _numbers(leaf: Any) -> Any:

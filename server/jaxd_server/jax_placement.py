@@ -138,7 +138,7 @@ def moved(program: Flat, device: int) -> Flat:
     """
     data = jax_programs.serialize(program)
     compiled: Any = program
-    inputs, outputs = compiled.in_tree.num_leaves, compiled.out_tree.num_leaves
+    inputs, outputs = compiled.in_tree.num_leaves, jax_programs.outputs_of(program)
     return load_on(data, inputs, outputs, jax.devices()[device])
 
 

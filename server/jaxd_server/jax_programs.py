@@ -49,6 +49,7 @@ __all__ = [
     "is_runtime_error",
     "load",
     "out_leaves",
+    "outputs_of",
     "prepare",
     "program_id",
     "serialize",
@@ -155,6 +156,12 @@ def device_bytes(program: Flat) -> int:
         return max(0, int(analysis.generated_code_size_in_bytes))
     except Exception:  # noqa: BLE001 - a number for people, and backends refuse in many ways
         return 0
+
+
+def outputs_of(program: Flat) -> int:
+    """The number of leaves that a program returns which `serialize` can write."""
+    compiled: Any = program
+    return int(compiled.out_tree.num_leaves)
 
 
 def is_nan_error(error: BaseException) -> bool:

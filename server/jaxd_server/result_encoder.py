@@ -73,7 +73,9 @@ class ResultEncoder(TreeEncoder):
         """Appends a leaf, a node of a class, or a reference to what is no data."""
         import jax
 
-        if type(value) is Slot:
+        if type(value) is Slot and value.dtype == jax.dtypes.float0:
+            self._skeleton.append(spec_bytes("Z", "float0", tuple(value.shape)))
+        elif type(value) is Slot:
             self.order.append(value.index)
             self._skeleton.append(_leaf_spec(self._leaves[value.index]))
         elif value is _HOLE:

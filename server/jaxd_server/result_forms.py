@@ -156,10 +156,12 @@ def wait_for(arrays: Sequence[Any]) -> bool:
         Exception: what jax raises when the computation failed.
     """
     for array in arrays:
-        if array.is_deleted():  # cheaper than the exception, and a loop takes most of them
-            continue
         try:
+            if array.is_deleted():  # cheaper than the exception, and a loop takes most of them
+                continue
             array.block_until_ready()
+        except AttributeError:
+            continue  # what stands for no derivative
         except RuntimeError:
             if not array.is_deleted():
                 raise

@@ -157,15 +157,17 @@ class Shelf:
     def _has_program(self, id: bytes) -> bool:  # noqa: A002
         return id not in self._suspects and self.store.has("programs", id)
 
-    def _keep_program(self, program: Program, inputs: int, outputs: int) -> None:
+    def _keep_program(self, program: Program, inputs: int) -> None:
         """Raises `NotKept` when it cannot be written."""
         if self._has_program(program.id):
             return
         if not program.is_original:
             raise NotKept("it was read from disk itself, and XLA writes only what it compiled.")
         bound = (True,) if program.is_bound and are_several() else ()
+        data = jax_programs.serialize(program.compiled)
+        outputs = jax_programs.outputs_of(program.compiled)
         content = (inputs, outputs, program.compile_s, program.devices, *bound)
-        self.store.write("programs", program.id, content, jax_programs.serialize(program.compiled))
+        self.store.write("programs", program.id, content, data)
         self._suspects.discard(program.id)
 
     # calls ------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ class Shelf:
         try:
             self._keep_function(function)
             if kept.obstacle is None:
-                self._keep_program(program, inputs, len(kept.form.order))
+                self._keep_program(program, inputs)
         except NotKept as error:
             log_event("program_not_kept", function=kept.name, reason=str(error))
             executable.kept_as = b""

@@ -296,7 +296,7 @@ def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_kitchen: O
         shelf.program(kept.program)
     assert shelf.store.has("programs", kept.program)
     (executable,) = kitchen.executables.all()
-    shelf._keep_program(executable.program, 1, 1)
+    shelf._keep_program(executable.program, 1)
     assert shelf.has(name)
     assert shelf.program(kept.program).id == kept.program
 

@@ -78,7 +78,7 @@ class Flat:
             waiting = iter(positional)
             every = [x if i in self._argnums else next(waiting) for i, x in enumerate(args)]
             result = self._function(*every, **{**kwargs, **named})
-            return [_numbers(leaf) for leaf in jax.tree.leaves(result)]
+            return [_numbers(leaf) for leaf in jax.tree.leaves(result) if _has_data(leaf)]
 
         inner: _OfLeaves = of_inputs
         for stage in self._stages:
@@ -107,6 +107,13 @@ def _numbers(leaf: Any) -> Any:
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf
+
+
+def _has_data(leaf: Any) -> bool:
+    """Not what stands for no derivative, which is known from its shape."""
+    import jax
+
+    return getattr(leaf, "dtype", None) != jax.dtypes.float0
 
 
 def _mapped(inner: _OfLeaves, *, axes: Sequence[int | None]) -> _OfLeaves:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxd_protocol.trees.leaves import Leaf, Place, dtype_of
 
-__all__ = ["numpy_leaf"]
+__all__ = ["no_derivative", "numpy_leaf"]
 
 
 def numpy_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
@@ -17,3 +17,10 @@ def numpy_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryvi
     if place.buffer >= 0:
         return numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), buffers[place.buffer])
     return numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
+
+
+def no_derivative(shape: tuple[int, ...]) -> Any:
+    """An array of jax's `float0`, as jax has it: numpy's, without any data."""
+    import numpy
+
+    return numpy.zeros(shape, numpy.dtype([("float0", numpy.void, 0)]))

@@ -19,6 +19,8 @@
                                    an object that jax takes apart: a literal that says what it
                                    looks like, see `forms`; the rest of it, packed; its leaves in
                                    jax's order (only towards a server)
+    Z spec                         an array of `float0`, which jax gives for what has no derivative;
+                                   as that of a leaf, but there is no data
     A K F I B C P …                leaves, see `leaves`
 
 A class is a literal of module and qualified name; towards a client its content id follows when
@@ -36,6 +38,7 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.leaves import Leaf, load_spec
 from jaxd_protocol.trees.literals import load_literal
+from jaxd_protocol.trees.numpy_leaves import no_derivative
 from jaxd_protocol.trees.objects import restore
 from jaxd_protocol.trees.references import Reference, load_reference
 
@@ -227,6 +230,10 @@ class Reader:
         dtype, shape, weak, self.at = load_spec(self.data, self.at)
         return self._leaf(Leaf(tag, dtype, shape, weak, impl))
 
+    def _without_data(self, tag: str) -> Build:
+        _, shape, _, self.at = load_spec(self.data, self.at)
+        return lambda leaves: no_derivative(shape)
+
     def _pickled(self, tag: str) -> Build:
         if self._unpickle is None:
             raise ProtocolError("the peer sent code where only data is allowed.")
@@ -256,6 +263,7 @@ _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "Q": Reader._pickled_static,
     "X": Reader._static_leaf,
     "V": Reader._template,
+    "Z": Reader._without_data,
     "A": Reader._array,
     "K": Reader._array,
     "F": Reader._scalar,

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxd_protocol.trees import Leaf, Place, numpy_leaf
+from jaxd_protocol.trees import Leaf, Place, numpy_leaf, parse_skeleton
+from jaxd_protocol.trees.leaves import spec_bytes
+from jaxd_protocol.trees.numpy_leaves import no_derivative
 from tests.shared.trees.samples import DTYPES
 
 
@@ -37,3 +39,16 @@ def test_an_array_may_be_empty_or_have_no_dimensions(shape: tuple[int, ...]) -> 
     data = bytes(8) if shape == () else b""
     array = numpy_leaf(Leaf("A", "float64", shape), Place(offset=0), data, [])
     assert array.shape == shape
+
+
+def test_what_has_no_derivative_has_no_data() -> None:
+    """As jax has it, of any shape; it is no leaf."""
+    import jax
+    import numpy as np
+
+    array = no_derivative((2, 3))
+    assert (array.dtype, array.shape, array.nbytes) == (jax.dtypes.float0, (2, 3), 0)
+    layout = parse_skeleton(b"T\0\0\0\2F" + spec_bytes("Z", "float0", (2,)), lambda *_: tuple)
+    value, nothing = layout.build([1.5])
+    assert (value, nothing.dtype, nothing.shape) == (1.5, np.dtype([("float0", "V")]), (2,))
+    assert [leaf.tag for leaf in layout.leaves] == ["F"]
