@@ -5,40 +5,32 @@ What it teaches of code that is not jax's own is in advanced_foreign_code.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxd import persistent_call
+from jaxd import persistent_call, vmap_auto
 
 # ── trees: what is batched, what is static ───────────────────────────────────────────────────────
 
 
-def batched_axes(tree: Any, size: int) -> Any:
-    """0 for each leaf whose first axis has that size, None for all others."""
-    return jax.tree.map(lambda leaf: 0 if np.shape(leaf)[:1] == (size,) else None, tree)
+def cost(problem: Any) -> Any:
+    """The cost of a control problem, for one start; it knows nothing of batches."""
+
+    def advance(state: Any, force: Any) -> Any:
+        return problem["A"] @ state + force, jnp.sum(state**2)
+
+    end, along = jax.lax.scan(advance, problem["start"], problem["forces"])
+    return problem["weights"]["along"] * along.sum() + problem["weights"]["end"] * end @ end
 
 
-@persistent_call
-def costs(problem: Any) -> Any:
-    """The cost of a control problem, for each start; what is not batched is shared by all."""
-
-    def cost(problem: Any) -> Any:
-        def advance(state: Any, force: Any) -> Any:
-            return problem["A"] @ state + force, jnp.sum(state**2)
-
-        end, along = jax.lax.scan(advance, problem["start"], problem["forces"])
-        return problem["weights"]["along"] * along.sum() + problem["weights"]["end"] * end @ end
-
-    return jax.vmap(cost, (batched_axes(problem, len(problem["start"])),))(problem)
+costs = vmap_auto(cost, batch_size=7)
 
 
 def automatic_batching() -> Any:
-    """The server looks which leaves have the batch's size; the caller says nothing of axes."""
+    """Leaves with the batch's size are batched, the others shared; nobody says which."""
     rng = np.random.default_rng(0)
     problem = {
         "A": np.array([[1.0, 0.1], [0.0, 0.9]], np.float32),
@@ -46,7 +38,7 @@ def automatic_batching() -> Any:
         "forces": rng.normal(size=(7, 5, 2)).astype(np.float32),
         "weights": {"along": 1.0, "end": 10.0},
     }
-    return batched_axes(problem, 7), costs(problem)
+    return costs(problem)
 
 
 @persistent_call(static_argnames="affine")
@@ -60,49 +52,19 @@ def flags() -> Any:
     return linear_transform(x, weights, bias), linear_transform(x, weights, bias, affine=False)
 
 
-class AutoJit:
-    """A function of which all leaves that are no arrays or numbers are static, wherever they are.
-
-    The arguments are flattened. What jax can trace is passed; the rest, and the shape of the tree,
-    belong to the function that is sent, and so to its key: each combination is a program.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.made: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        dynamic = [leaf if _is_traceable(leaf) else None for leaf in leaves]
-        static = tuple(None if _is_traceable(leaf) else leaf for leaf in leaves)
-        name = structure, static
-        if name not in self.made:
-            self.made[name] = persistent_call(partial(self._run, structure, static))
-        return self.made[name](dynamic)
-
-    def _run(self, structure: Any, static: Any, dynamic: Any) -> Any:
-        pairs = zip(dynamic, static, strict=True)
-        args, kwargs = structure.unflatten([b if a is None else a for a, b in pairs])
-        return self.function(*args, **kwargs)
-
-
-def _is_traceable(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex | int)
-
-
 class Layer:
-    """A method is a function whose first argument is no array."""
+    """`self` is no array, and neither is what it holds: both are static, by what is in them."""
 
     def __init__(self, activation: str) -> None:
         self.activation = activation
-        self.forward = AutoJit(self._forward)
 
-    def _forward(self, params: Any, x: Any, options: Any) -> Any:
+    @persistent_call  # static="auto": what jax cannot trace is static, wherever it stands
+    def forward(self, params: Any, x: Any, options: Any) -> Any:
         y = x @ params["w"] * options["scale"]
         return {"tanh": jnp.tanh, "relu": jax.nn.relu}[options["activation"]](y)
 
     def __call__(self, params: Any, x: Any) -> Any:
-        return self.forward(params, x, options={"activation": self.activation, "scale": 2.0})
+        return self.forward(params, x, {"activation": self.activation, "scale": 2.0})
 
 
 def automatic_static_arguments() -> Any:

@@ -49,16 +49,6 @@ def loss_of(x: Any, target: Any, kernels: Any) -> Any:
 
 
 @persistent_call
-def slopes_by_input(x: Any, target: Any, kernels: Any) -> Any:
-    return jax.grad(loss_of)(x, target, kernels)
-
-
-@persistent_call
-def slopes_by_kernels(x: Any, target: Any, kernels: Any) -> Any:
-    return jax.grad(loss_of, argnums=2)(x, target, kernels)
-
-
-@persistent_call
 def updated(x: Any, target: Any, kernels: Any) -> Any:
     slopes = jax.grad(loss_of, argnums=2)(x, target, kernels)
     return [kernel - 0.1 * slope for kernel, slope in zip(kernels, slopes, strict=True)]
@@ -87,8 +77,8 @@ def forward_pass() -> Any:
 def backward_pass() -> Any:
     """By the first argument, by another one, and twice."""
     first, last = KERNELS
-    by_input = slopes_by_input(INPUT, TARGET, KERNELS)
-    by_kernels = slopes_by_kernels(INPUT, TARGET, [first, last])
+    by_input = loss_of.grad()(INPUT, TARGET, KERNELS)
+    by_kernels = loss_of.grad(argnums=2)(INPUT, TARGET, [first, last])
     return by_input, by_kernels, curvature(INPUT, TARGET, last)
 
 

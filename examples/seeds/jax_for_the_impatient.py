@@ -133,9 +133,7 @@ def selu(x: Any, alpha: Any = 1.67, scale: Any = 1.05) -> Any:
     return scale * jnp.where(x > 0, x, alpha * jnp.exp(x) - alpha)
 
 
-@persistent_call
-def slope_of_selu(x: Any) -> Any:
-    return jax.vmap(jax.grad(selu))(x)  # in a persistent function it is a function like any other
+slope_of_selu = selu.grad().vmap()  # jax.vmap(jax.grad(selu)), made on the server
 
 
 def compiled_selu() -> Any:
@@ -153,7 +151,7 @@ def apply_matrix(vector: Any) -> Any:
 
 
 apply_to_one = persistent_call(apply_matrix)
-apply_to_each = persistent_call(jax.vmap(apply_matrix))
+apply_to_each = apply_to_one.vmap()
 
 
 def vectorized() -> Any:
@@ -217,6 +215,7 @@ def squared_and_summed(tree: Any) -> Any:
     return squares, jax.tree.map(lambda x, y: x + y, tree, squares)
 
 
+@persistent_call
 def tree_loss(params: Any, xs: Any, ys: Any) -> Any:
     def loss_of_one(x: Any, y: Any) -> Any:
         error = y - (jnp.dot(x, params["W"]) + params["b"])
@@ -225,13 +224,9 @@ def tree_loss(params: Any, xs: Any, ys: Any) -> Any:
     return jnp.mean(jax.vmap(loss_of_one)(xs, ys))
 
 
-@persistent_call
-def value_and_gradient(params: Any, xs: Any, ys: Any) -> Any:
-    return jax.value_and_grad(tree_loss)(params, xs, ys)
-
-
 @persistent_call(donate_argnums=0)
 def tree_step(params: Any, xs: Any, ys: Any, rate: Any) -> Any:
+    # Inside of another one, a persistent function is a function like any other.
     loss, slopes = jax.value_and_grad(tree_loss)(params, xs, ys)  # the loss before the step
     return jax.tree.map(lambda value, slope: value - rate * slope, params, slopes), loss
 
@@ -248,7 +243,7 @@ def regression_with_trees() -> Any:
     """
     _, _, xs, ys = made_data(0)
     params = {"W": jnp.zeros((X_DIM, Y_DIM)), "b": jnp.zeros(Y_DIM)}
-    first = value_and_gradient(params, xs, ys)
+    first = tree_loss.value_and_grad()(params, xs, ys)
     losses = []  # before the first step, after the first one, …
     for _ in range(2 * STEPS):
         params, loss = tree_step(params, xs, ys, RATE)
