@@ -3,6 +3,8 @@
 
 VENV ?= .venv
 BENCH_ARGS ?=
+FUZZ_S ?= 600
+FUZZ_ARGS ?=
 TEST_ARGS ?=
 # Files are shared out among this many processes at most; each of those has a server of its own.
 TEST_PROCESSES ?= 4
@@ -22,13 +24,14 @@ pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constrain
 parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak faults lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak faults fuzz lint lint-docker bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
 	@echo 'make soak    the tests that take minutes'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and look who notices'
+	@echo 'make fuzz    bytes that nobody would send, for FUZZ_S=600 seconds (FUZZ_ARGS="frames message")'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
@@ -49,6 +52,9 @@ soak: $(VENV)/.dev
 
 faults: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m faults -o faulthandler_timeout=0 $(TEST_ARGS)
+
+fuzz: $(VENV)/.fuzz
+	@PYTHONPATH=client:server:shared $(bin)/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
@@ -88,6 +94,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo 'installing jaxd[$(EXTRAS)] into $(VENV) (once) ...'
 	@$(pip) -e '.[$(EXTRAS)]'
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(pip) -e '.[fuzz]'
+	@touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo 'installing jaxd[server,demo] into $(VENV) (once) ...'

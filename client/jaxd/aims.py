@@ -78,7 +78,7 @@ class _Finder:
         try:
             kind, *rest = aim
             return self._KINDS[kind](self, *rest)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(
                 "the server wants a function called that this process does not have. Install the "
                 "same jaxd on both sides."

@@ -174,6 +174,8 @@ class Options(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> Options:
         """Reads what `to_bytes` wrote; raises `ProtocolError` for anything else."""
+        if type(data) is not bytes:
+            raise ProtocolError("a function's options are no bytes.")
         values, end = load_literal(data, 0)
         try:
             options = cls(**dict(values))

@@ -58,9 +58,9 @@ class Description:
         try:
             name, fingerprint, options, parts, parameters, shared = message
             read = tuple(Part(*part) for part in parts)
+            texts = [name, *parameters]
         except (TypeError, ValueError) as error:
             raise ProtocolError("the description of a function cannot be read.") from error
-        texts = [name, *parameters]
         texts += [text for part in read for text in (*part[:2], *part[3:])]
         if not all(type(text) is str for text in texts):
             raise ProtocolError("the description of a function has no text where it should.")
