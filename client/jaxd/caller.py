@@ -21,7 +21,7 @@ from jaxd.results import Home, ResultsAs, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import CallbackError, ConnectionLost, WorkerReplaced
+from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, WorkerReplaced
 from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
@@ -111,6 +111,19 @@ class Caller(Link):
 
     def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        found = self._reply_of_one(call, deadline)
+        if found[0][0] == FAILED and is_failure(found[0][1], Busy):
+            from jaxd.politeness import Politeness  # a server seldom is
+
+            politeness = Politeness(deadline)
+            while (pause_s := politeness.pause_s(found[0])) is not None:
+                time.sleep(pause_s)
+                found = self._reply_of_one(call, deadline)
+        return found
+
+    def _reply_of_one(
+        self, call: Encoded, deadline: float | None
+    ) -> tuple[Any, Frame, ClientConnection]:
         losses: Losses | None = None
         while True:
             sent: list[ClientConnection] = []

@@ -13,10 +13,11 @@ from jaxd.encoded import Encoded
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S, Pending
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, WorkerReplaced
+from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
 from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
+    from jaxd.politeness import Politeness
     from jaxd.transport import ClientConnection
 
 __all__ = ["Submission"]
@@ -38,6 +39,8 @@ class Submission:
         self._losses = Losses(call.spec.identity.name)
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
+        self._window: threading.BoundedSemaphore | None = None
+        self._politeness: Politeness | None = None
         timeout_s = call.timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -55,8 +58,10 @@ class Submission:
         assert window is not None
         number = connection.number()
         self._flight = (connection, number)
-        window.acquire()
-        self.future.add_done_callback(lambda _: window.release())
+        if window is not self._window:  # one that comes again has its place already
+            self._window = window
+            window.acquire()
+            self.future.add_done_callback(lambda _: window.release())
         try:
             load = self._caller.routes.load(
                 self._call, connection, spare=True, copied=True, deadline=self._deadline
@@ -115,7 +120,7 @@ class Submission:
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
             self._caller.leave(connection)
-        replaced = replaced and not self.future.done()
+        pause_s = self._pause_s(pending.value, replaced=replaced) if failed else None
         try:
             if self._caller.notices.waiting:
                 self._caller.notices.issue(connection, number)
@@ -123,9 +128,8 @@ class Submission:
                 self._caller.callbacks.raise_failure(
                     connection, number, self._call, pending.value[1]
                 )
-            if replaced and self._workers < MAX_WORKERS and not self._call.buffers:
-                self._workers += 1
-                return self._again()
+            if pause_s is not None:
+                return self._again(pause_s)
             value, frame = pending.result()
             result = self._caller.outcome(self._call, value, frame.buffers, connection)
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
@@ -155,9 +159,29 @@ class Submission:
             self._again()
         return None
 
-    def _again(self) -> None:
+    def _pause_s(self, value: Any, *, replaced: bool) -> float | None:
+        """In how many seconds to come again to a server that is busy, or to its next worker.
+
+        None when it is neither, or when the call cannot be sent again.
+        """
+        if self._call.buffers or self.future.done():
+            return None
+        if replaced:
+            self._workers += 1
+            return 0.0 if self._workers <= MAX_WORKERS else None
+        if not is_failure(value[1], Busy):
+            return None
+        if self._politeness is None:
+            from jaxd.politeness import Politeness  # a server seldom is
+
+            self._politeness = Politeness(self._deadline)
+        return self._politeness.pause_s(value)
+
+    def _again(self, pause_s: float = 0.0) -> None:
         self._flight = None
-        threading.Thread(target=self._repeat, name="jaxd-repeat", daemon=True).start()
+        timer = threading.Timer(pause_s, self._repeat)
+        timer.name, timer.daemon = "jaxd-repeat", True
+        timer.start()
 
     def _repeat(self) -> None:
         """In a thread of its own: whoever reads must go on."""

@@ -193,6 +193,15 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add_size("--max-result-bytes", "largest result sent (default: 8G)")
     add_size("--budget-bytes", "messages in memory (default: a quarter of the memory)")
     add_size("--disk-bytes", "kept in the cache folder (default: 10G)")
+    add("--max-calls", parse_count, "N", "calls held that have to wait (default: 1000)")
+    add(
+        "--call-share",
+        parse_share,
+        "SHARE",
+        "of these, and of --budget-bytes while others are connected, for one client's user "
+        "(default: 0.5)",
+    )
+    add("--max-connections", parse_count, "N", "clients at the same time (default: 4000)")
     add("--slots", parse_count, "N", "calls in flight on one connection (default: 32)")
     add("--threads", parse_count, "N", "calls that run at the same time (default: 8)")
     add("--builds", parse_count, "N", "compilations at the same time (default: half of the cores)")

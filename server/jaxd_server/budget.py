@@ -9,6 +9,7 @@ for can always arrive.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 __all__ = ["Budget", "Share"]
 
@@ -18,21 +19,37 @@ class Budget:
 
     Args:
         limit: bytes, over all connections.
+        share: of these, what one principal may have while others are connected.
 
     Attributes:
         used: bytes that are held in memory.
+        used_by: the same by principal.
+        connected: how many connections each principal has.
         calls: calls that were read and whose reply has not been sent.
         idle: set whenever there is none of those.
         changed: guards all of these, and the counts of every share.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, share: float = 1.0) -> None:
         self.limit = limit
         self.used = 0
+        self.used_by: Counter[str] = Counter()
+        self.connected: Counter[str] = Counter()
+        self._share = share
         self.calls = 0
         self.idle = threading.Event()
         self.idle.set()
         self.changed = threading.Condition()
+
+    def has_room(self, principal: str, nbytes: int) -> bool:
+        """Whether there is room for so many bytes more of this principal's. `changed` is held."""
+        most = self.limit if len(self.connected) < 2 else self.limit * self._share
+        return self.used + nbytes <= self.limit and self.used_by[principal] + nbytes <= most
+
+    def take(self, principal: str, nbytes: int) -> None:
+        """Holds so many bytes more; fewer, when that is negative. `changed` is held."""
+        self.used += nbytes
+        self.used_by[principal] += nbytes
 
 
 class Share:
@@ -41,23 +58,29 @@ class Share:
     Args:
         budget: the common one.
         slots: calls of this connection that may run at once.
+        principal: whose it is.
     """
 
-    def __init__(self, budget: Budget, slots: int) -> None:
+    def __init__(self, budget: Budget, slots: int, principal: str = "") -> None:
         self._budget = budget
+        self._principal = principal
         self._slots = slots
         self._calls = 0
         self._parked = 0
         self._arriving = 0
         self._closed = False
+        with budget.changed:
+            budget.connected[principal] += 1
 
     def admit(self, nbytes: int) -> None:
         """Called by the reader before it takes memory for a message; waits for room."""
         budget = self._budget
         with budget.changed:
-            budget.changed.wait_for(lambda: self._idle() or budget.used + nbytes <= budget.limit)
+            budget.changed.wait_for(
+                lambda: self._idle() or budget.has_room(self._principal, nbytes)
+            )
             if not self._closed:
-                budget.used += nbytes
+                budget.take(self._principal, nbytes)
                 self._arriving += nbytes
 
     def begin(self) -> int:
@@ -77,20 +100,21 @@ class Share:
             self._budget.calls -= 1
             if not self._budget.calls:
                 self._budget.idle.set()
-            self._budget.used -= nbytes
+            if nbytes:
+                self._budget.take(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def free(self, nbytes: int) -> None:
         """A thread let go of the data of a call that was answered before."""
         with self._budget.changed:
-            self._budget.used -= nbytes
+            self._budget.take(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def settle(self) -> None:
         """A message that is no call was handled: gives back what it took."""
         if self._arriving:
             with self._budget.changed:
-                self._budget.used -= self._arriving
+                self._budget.take(self._principal, -self._arriving)
                 self._arriving = 0
                 self._budget.changed.notify_all()
 
@@ -108,8 +132,11 @@ class Share:
     def close(self) -> None:
         """The connection ended: its reader must not wait any more."""
         with self._budget.changed:
+            if not self._closed:
+                self._budget.connected[self._principal] -= 1
+                self._budget.connected += Counter()  # without those that have none
             self._closed = True
-            self._budget.used -= self._arriving
+            self._budget.take(self._principal, -self._arriving)
             self._arriving = 0
             self._budget.changed.notify_all()
 

@@ -25,6 +25,7 @@ from jaxd_protocol.calls import (
 )
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import (
+    Busy,
     InternalError,
     JaxdError,
     LimitExceeded,
@@ -71,7 +72,7 @@ class ServerConnection(BulkConnection):
     ) -> None:
         self._workshop = workshop
         self._session = session
-        self._share = Share(workshop.budget, workshop.slots)
+        self._share = Share(workshop.budget, workshop.slots, session.principal)
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self.owner = os.urandom(16)
@@ -205,8 +206,7 @@ class ServerConnection(BulkConnection):
                 if flags & ON_VALUES:
                     return self._in_lane(call, plan, nbytes, is_quick)
             if not is_quick:
-                with self._calls.opened(call, nbytes) as one:
-                    self._elsewhere(one, call, plan)
+                self._taken_on(call, plan, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -256,6 +256,19 @@ class ServerConnection(BulkConnection):
         if plan is None or self._workshop.pipeline.admission.is_barred:
             return None
         return plan.executable
+
+    def _taken_on(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+        """Has a call answered by another thread, unless too many wait for one already."""
+        backlog, principal = self._workshop.backlog, self._session.principal
+        try:
+            backlog.enter(principal)
+        except Busy as error:
+            refused = (FAILED, describe_failure(error))
+            reply = refused if call.stay is None else (*refused, b"")
+            return self._send_later(call.number, (reply, ()), nbytes)
+        over = partial(backlog.leave, principal)
+        with self._calls.opened(call, nbytes, over) as one:
+            return self._elsewhere(one, call, plan)
 
     def _elsewhere(self, one: OpenCall, call: Call, plan: Plan | None) -> None:
         """Has another thread answer a call: one of a few when it is warm, else one of its own."""

@@ -17,13 +17,13 @@ import rpyc
 from rpyc.utils.server import ThreadedServer
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ConfigurationError, JaxdError
+from jaxd_protocol.errors import Busy, ConfigurationError, JaxdError
 from jaxd_protocol.handshake import finish_greeting, refuse
 from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_server.allowance import Allowance, place_of
 from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection
-from jaxd_server.doorman import Admitted, Doorman
+from jaxd_server.doorman import MAX_STRANGERS, Admitted, Doorman
 from jaxd_server.logs import log_event
 from jaxd_server.sessions import Sessions
 from jaxd_server.stock import serve_stock
@@ -117,6 +117,9 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             log_event("cannot_accept", level=logging.WARNING, reason=str(error))
             self._is_stopped(timeout_s=_RETRY_S)
             return
+        if len(self.clients) >= self._workshop.max_connections + MAX_STRANGERS:
+            sock.close()  # those beyond the limit are told so, but not any number of them
+            return
         sock.setblocking(True)
         self.clients.add(sock)
         self._accept_method(sock)
@@ -158,8 +161,9 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         line = admitted.line
         guest = admitted.guest
         try:
+            self._check_room()
             session = self._sessions.enter(guest.session, admitted.principal, guest.device)
-        except ConfigurationError as error:
+        except (Busy, ConfigurationError) as error:
             refuse(line, error)
             raise
         try:
@@ -173,10 +177,18 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             self._sessions.leave(session)
         return None
 
+    def _check_room(self) -> None:
+        """Raises `Busy` when as many clients are connected as may be."""
+        if self._sessions.connections >= self._workshop.max_connections:
+            raise Busy(
+                f"{self._workshop.max_connections} clients are connected, which is as many as this "
+                "server takes (--max-connections). Close some, or connect later."
+            )
+
     def _serve_stock_client(self, admitted: Admitted) -> None:
         principal = admitted.principal
         workshop = self._workshop
-        share = Share(workshop.budget, workshop.slots)
+        share = Share(workshop.budget, workshop.slots, principal)
         stream = stream_over(admitted.line)
         channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.enter(None, principal, 0)  # where its calls run

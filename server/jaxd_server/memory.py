@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from contextlib import suppress
 __all__ = [
     "MapGauge",
     "Trimmer",
+    "allow_files",
     "give_back",
     "machine_bytes",
     "map_pressure",
@@ -26,6 +28,8 @@ _MAPS_OF_A_PROGRAM = 1000
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Of this container, in the two versions of cgroups."""
 
+_USUAL_FILES = 1024
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -36,6 +40,16 @@ def machine_bytes() -> int:
         with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             sizes.append(int(file.read()))  # no such file, or "max"
     return min(sizes)
+
+
+def allow_files(count: int) -> None:
+    """Lets this process open so many files beside its usual ones, as far as the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _USUAL_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
 def resident_bytes(pid: int | None = None) -> int:

@@ -51,6 +51,7 @@ class OpenCall:
         send: sends its reply.
         send_now: the same from a thread that works for its client alone.
         free: gives bytes back.
+        over: told once that no thread works on it any more.
 
     Attributes:
         settle: what takes its reply when nobody waits for it any more.
@@ -69,6 +70,7 @@ class OpenCall:
         send: Send,
         send_now: Send,
         free: Callable[[int], None],
+        over: Callable[[], None],
     ) -> None:
         self.settle: Callable[[Reply], None] = self.answer
         self.withdraw: Callable[[], bool] = lambda: False
@@ -83,6 +85,7 @@ class OpenCall:
         self._send = send
         self._send_now = send_now
         self._free = free
+        self._over = over
         self._is_done = False
         self._is_answered = False
         self._alarms: list[Alarm] = []
@@ -106,7 +109,10 @@ class OpenCall:
         with self._lock:
             was_done, self._is_done = self._is_done, True
             is_late = self._is_answered
-        if is_late and not was_done:
+        if was_done:
+            return
+        self._over()
+        if is_late:
             self._free(self._nbytes)
 
     def answer(self, reply: Reply) -> None:
@@ -127,6 +133,7 @@ class OpenCall:
         """It is not answered by anybody."""
         with self._lock:
             self._is_answered = self._is_done = True
+        self._over()
         self.interest.end()
         for alarm in self._alarms:
             alarm.off()
@@ -209,16 +216,18 @@ class OpenCalls:
         return len(self._open)
 
     @contextmanager
-    def opened(self, call: Call, nbytes: int) -> Iterator[OpenCall]:
+    def opened(
+        self, call: Call, nbytes: int, over: Callable[[], None] = lambda: None
+    ) -> Iterator[OpenCall]:
         """A call that holds so many bytes; within the block somebody is found to answer it."""
         number = call.number
 
-        def over(send: Callable[[int, Reply, int], None], reply: Reply, nbytes: int) -> None:
+        def settled(send: Callable[[int, Reply, int], None], reply: Reply, nbytes: int) -> None:
             self._open.pop(number, None)
             send(number, reply, nbytes)
 
-        now, later = partial(over, self._send_now), partial(over, self._send)
-        one = OpenCall(call, nbytes, self._terms, later, now, self._free)
+        now, later = partial(settled, self._send_now), partial(settled, self._send)
+        one = OpenCall(call, nbytes, self._terms, later, now, self._free, over)
         self._open[number] = one
         try:
             yield one

@@ -67,6 +67,11 @@ class ServerOptions:
         max_result_bytes: the largest result that is sent.
         slots: calls in flight on one connection.
         budget_bytes: bytes of messages held in memory, over all connections.
+        max_calls: calls that are held because they have to be built, or take long, over all
+            connections; more are told to come again.
+        call_share: of these, what one principal may have; and of `budget_bytes`, while others are
+            connected.
+        max_connections: clients that may be connected at the same time.
         threads: calls that run at the same time.
         builds: programs that are compiled at the same time.
         max_executables: executables held in memory; at about 150 memory maps each for large ones,
@@ -130,6 +135,9 @@ class ServerOptions:
     max_result_bytes: int = 8 * GIB
     slots: int = 32
     budget_bytes: int = field(default_factory=_default_budget_bytes)
+    max_calls: int = 1000
+    call_share: float = 0.5
+    max_connections: int = 4000
     threads: int = 8
     builds: int = field(default_factory=_default_builds)
     max_executables: int = 400

@@ -20,6 +20,7 @@ from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
+from jaxd_server.backlog import Backlog
 from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
 from jaxd_server.build_quota import BuildQuota
@@ -182,7 +183,7 @@ class Parts:
         self._marked_at = time.monotonic()
         self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
-        self._budget = Budget(options.budget_bytes)
+        self._budget = Budget(options.budget_bytes, options.call_share)
         self._workshop = Workshop(
             pipeline=self.pipeline,
             operations=Operations(self.pipeline, verifier),
@@ -200,6 +201,8 @@ class Parts:
             report=report,
             devices=lambda own: {"devices": self._devices.report(self._sessions.all(), own)},
             terms=Terms(self.pipeline.gave_up, clock, options.max_call_s, self._count_ended),
+            backlog=Backlog(options.max_calls, options.call_share),
+            max_connections=options.max_connections,
         )
 
     def settle(self) -> None:
@@ -326,6 +329,7 @@ class Parts:
             "running_calls": len(running),
             "running": running,
             "left_behind": self._leftovers.rows(),
+            "held_calls": len(self._workshop.backlog),
             "queued_calls": len(self._workshop.runners),
             "queued_builds": len(self._compiler.room()),
             "idle_s": 0.0 if running else round(self._idle_s(), 3),

@@ -19,6 +19,7 @@ from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
 from jaxd_server.black_box import BlackBox
 from jaxd_server.logs import log_event
+from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
 from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.stacks import show_stacks_when_asked
@@ -45,6 +46,7 @@ def main() -> None:
         lambda: os._exit(1),  # without a host nobody could stop or replace us
         worker.obey,
     )
+    allow_files(options.max_connections)
     if argument.get("stands_by"):
         _stand_by(worker, tether)
     else:
@@ -289,6 +291,7 @@ _NOTHING = {
     "running_calls": 0,
     "running": [],
     "left_behind": [],
+    "held_calls": 0,
     "queued_calls": 0,
     "queued_builds": 0,
     "sessions": 0,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxd_server.backlog import Backlog
 from jaxd_server.budget import Budget
 from jaxd_server.fair_threads import FairThreads
 from jaxd_server.fresh_threads import FreshThreads
@@ -40,6 +41,8 @@ class Workshop:
         max_shared_bytes: of a client's memory that is mapped.
         report: JSON-able answers to `statistics` and `info`, to a principal.
         devices: the same to `devices`, for a session.
+        backlog: calls that were taken on.
+        max_connections: how many clients may be connected.
         terms: what holds for calls that others than a connection's reader answer.
     """
 
@@ -59,3 +62,5 @@ class Workshop:
     report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]
     terms: Terms
+    backlog: Backlog
+    max_connections: int

@@ -192,3 +192,20 @@ def test_calls_larger_than_half_of_the_budget_run_one_after_the_other() -> None:
         assert all(together.acquire(timeout=PATIENCE_S) for _ in range(8))
     assert (budget.used, budget.violations) == (0, [])
     assert budget.peak == 60
+
+
+def test_one_principal_leaves_room_for_others_that_are_there() -> None:
+    """Alone it may use everything."""
+    budget = Budget(100, share=0.5)
+    one = Share(budget, 8, "one")
+    for _ in range(2):
+        one.admit(40)
+        one.begin()
+    assert budget.used_by["one"] == 80
+    other = Share(budget, 8, "other")
+    assert not budget.has_room("one", 10)
+    assert budget.has_room("other", 20)
+    other.close()
+    assert budget.has_room("one", 20)
+    one.end(80)
+    assert (budget.used, budget.used_by["one"]) == (0, 0)

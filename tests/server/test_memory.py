@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import resource
 import sys
 import threading
 
@@ -12,6 +13,7 @@ from jaxd_server import memory as module
 from jaxd_server.memory import (
     MapGauge,
     Trimmer,
+    allow_files,
     give_back,
     machine_bytes,
     map_pressure,
@@ -186,3 +188,16 @@ class _Started(threading.Thread):
         assert self._go_on.acquire(timeout=30)
         assert callable(self._do)
         self._do()
+
+
+def test_as_many_files_as_there_are_clients() -> None:
+    """As far as the system allows; never fewer than before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_files(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1124, hard)
+        allow_files(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1124, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

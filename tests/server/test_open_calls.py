@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.errors import Cancelled, DeadlineExceeded
+from jaxd.errors import Busy, Cancelled, DeadlineExceeded, NoServer
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_server.call import Call
 from jaxd_server.interest import Interest
@@ -16,6 +16,9 @@ from jaxd_server.replies import Reply
 from tests.server.in_process import Shop
 from tests.server.staging import PATIENCE_S, until
 from tests.server.test_connection import _pass, make_gate
+
+# An interrupt may arrive in one of jax's finalizers, which says so; then it is sent again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 GIVEN_UP: Reply = ((FAILED, "given up"), ())
 DONE: Reply = ((OK, b"", b""), ())
@@ -253,3 +256,33 @@ def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(shop: S
     release.set()
     assert float(first.result(PATIENCE_S)) == 0.0
     assert np.asarray(update(state)).tolist() == [2.0] * 3
+
+
+def test_clients_come_again_to_a_server_that_is_busy(open_shop: Any) -> None:
+    """By themselves, whichever way they call; and all are answered in the end."""
+    shop = open_shop(max_calls=2, call_share=1.0)
+    client = shop.client()
+    stopping = client.persistent_call(stops)
+    assert float(stopping(np.float32(1))) == 2.0
+    entered, release = make_gate("stops")
+    held = [stopping.submit(np.float32(-1)) for _ in range(2)]
+    assert entered.wait(PATIENCE_S)
+    until(lambda: shop.parts.status()["held_calls"] == 2)
+    waiting = stopping.submit(np.float32(4))
+    with pytest.raises(Busy, match="--max-calls"):
+        shop.client().persistent_call(stops, timeout_s=0.3)(np.float32(5))
+    release.set()
+    assert [float(future.result(PATIENCE_S)) for future in (*held, waiting)] == [0.0, 0.0, 5.0]
+    until(lambda: settled(shop) and shop.parts.status()["held_calls"] == 0)
+
+
+def test_a_client_too_many_is_told_so(open_shop: Any) -> None:
+    """When one has gone, it may come."""
+    shop = open_shop(max_connections=1)
+    first = shop.client()
+    first.statistics()
+    with pytest.raises(NoServer, match="--max-connections"):
+        shop.client().statistics()
+    first.close()
+    until(lambda: not shop.parts.status()["connections"])
+    shop.client().statistics()

@@ -33,6 +33,9 @@ from jaxd_protocol.wire.spans import Span
 __all__ = ["FrameReader"]
 
 _READ_AHEAD: Final = 1 << 16
+_AT_FIRST: Final = 1 << 12
+"""Enough for a connection that says little; of those there may be thousands."""
+
 _BESIDE: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
 
 ReceiveInto = Callable[[list[memoryview], list[int]], None]
@@ -105,7 +108,7 @@ class FrameReader:
             self._flags |= {FLAG_DESCRIPTORS, _BESIDE}
         # read-ahead, first unconsumed byte in it, and what is being received or is ready
         self._at: tuple[_Ahead, int, Frame | _Body | _Bulk | None] = (
-            _Ahead(bytearray(_READ_AHEAD)),
+            _Ahead(bytearray(min(_AT_FIRST, _READ_AHEAD))),
             0,
             None,
         )

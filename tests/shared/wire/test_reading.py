@@ -123,6 +123,18 @@ def test_frames_do_not_depend_on_how_their_bytes_arrive(sent: list[Sent], steps:
             assert not reader.has_input()
 
 
+def test_a_connection_that_says_little_holds_little() -> None:
+    """There may be thousands; one that says more reads far ahead from then on."""
+    with arriving(frame_bytes(b"x" * 1000) * 3 + frame_bytes(b"x" * 5000)) as incoming:
+        reader = FrameReader(incoming.receive_into, LIMIT)
+        sizes = []
+        for _ in range(4):
+            reader.peek()
+            reader.advance()
+            sizes.append(len(reader._at[0].data))
+    assert sizes == [4096, 4096, 4096, 65536]
+
+
 def test_a_table_of_sizes_may_be_larger_than_the_read_ahead() -> None:
     """20,000 sizes are 160 kB."""
     sent = (b"many", numbered([1] * 20_000))
