@@ -216,6 +216,12 @@ def _add_program_limits(group: argparse._ArgumentGroup) -> None:
     add("--device-program-bytes", parse_size, "SIZE", "of the device (default: a tenth of it)")
     add("--map-share", parse_share, "SHARE", "of vm.max_map_count, such as 0.5 (the default)")
     add(
+        "--memory-share",
+        parse_share,
+        "SHARE",
+        "of the memory of machine or device; with more in use, what is idle goes (default: 0.92)",
+    )
+    add(
         "--principal-share",
         parse_share,
         "SHARE",

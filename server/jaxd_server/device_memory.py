@@ -11,7 +11,13 @@ from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
 from jaxd_server.programs import Program
 
-__all__ = ["all_devices_bytes", "device_bytes_limit", "in_words", "memory_in_use"]
+__all__ = [
+    "all_devices_bytes",
+    "device_bytes_limit",
+    "device_use",
+    "in_words",
+    "memory_in_use",
+]
 
 _NAMED = 3
 """How many of the largest programs are named."""
@@ -26,6 +32,16 @@ def all_devices_bytes() -> int:
     """How much all of them have together; CPU devices have the machine's in common."""
     count = len(jax.local_devices()) if "bytes_limit" in _statistics() else 1
     return count * device_bytes_limit()
+
+
+def device_use() -> float:
+    """Of the device that has the least memory left, how much is in use; 0 on a CPU."""
+    shares = [0.0]
+    for device in jax.local_devices():
+        found = device.memory_stats() or {}
+        if found.get("bytes_limit"):
+            shares.append(found.get("bytes_in_use", 0) / found["bytes_limit"])
+    return max(shares)
 
 
 def memory_in_use(executables: Iterable[Executable]) -> str:

@@ -79,6 +79,8 @@ class ServerOptions:
         program_bytes: memory of the process that their programs may take.
         device_program_bytes: memory of the device that they may take; None: a tenth of it.
         map_share: of the memory maps that a process may have, how much programs may fill.
+        memory_share: of the machine's memory, or the device's, how much may be in use before what
+            is idle is dropped; 0: nothing is.
         principal_share: of each of these, what a principal keeps although others need room; at
             most an equal part for each.
         principal_build_s: seconds of tracing and compiling that one principal may have in an hour;
@@ -144,6 +146,7 @@ class ServerOptions:
     program_bytes: int = field(default_factory=_default_budget_bytes)
     device_program_bytes: int | None = None
     map_share: float = 0.5
+    memory_share: float = 0.92
     principal_share: float = 0.5
     principal_build_s: float = 0.0
     cache_dir: str | None = None

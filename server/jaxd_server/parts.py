@@ -31,6 +31,7 @@ from jaxd_server.contents import Contents
 from jaxd_server.device_memory import (
     all_devices_bytes,
     device_bytes_limit,
+    device_use,
     in_words,
     memory_in_use,
 )
@@ -58,6 +59,7 @@ from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.precautions import Precautions
+from jaxd_server.pressure import Pressure
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
@@ -146,6 +148,7 @@ class Parts:
         self._leftovers = Leftovers(admission, options.stop_grace_s, self._has_values, replace)
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
+        self._pressure = Pressure(reclaimer, options.memory_share, device=device_use)
         self._executables = Executables(
             reclaimer,
             options.max_executables,
@@ -261,6 +264,7 @@ class Parts:
     def _glance(self) -> None:
         """What is looked at several times a second."""
         self._sessions.look()
+        self._pressure.look()
         self._leftovers.look()
         self._rest.look()
         self._visitors.look()

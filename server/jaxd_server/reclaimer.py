@@ -16,6 +16,10 @@ from jaxd_server.memory import MapGauge, Trimmer, give_back
 __all__ = ["Reclaimable", "Reclaimer"]
 
 
+_LEAST = 8
+"""Entries that are dropped at a time."""
+
+
 class Reclaimable(Protocol):
     """A pool of things that can be made again. Drops nothing that is in use."""
 
@@ -85,9 +89,16 @@ class Reclaimer:
         dropped = sum(pool.shrink() for pool in self._pools)
         is_high = self._gauge.added()
         while is_high:
-            gone = sum(pool.reclaim(max(8, len(pool) // 16)) for pool in self._pools)
+            gone = sum(pool.reclaim(max(_LEAST, len(pool) // 16)) for pool in self._pools)
             dropped += gone
             is_high = bool(gone) and self._gauge.is_high()
+        if dropped:
+            self._trimmer.freed()
+        return dropped
+
+    def reclaim_some(self) -> int:
+        """Drops an eighth of what is idle; returns how many entries that were."""
+        dropped = sum(pool.reclaim(max(_LEAST, len(pool) // 8)) for pool in self._pools)
         if dropped:
             self._trimmer.freed()
         return dropped

@@ -1,0 +1,128 @@
+"""Watches the memory of machine and device, and makes room before one of them has none.
+
+A machine that swaps, or a container that is ended for what it takes, costs everybody everything;
+what is dropped here can be had again: what clients may send again, and of executables those that
+are missed least, see `eviction`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from jaxd_server.logs import log_event
+from jaxd_server.memory import machine_bytes, resident_bytes
+from jaxd_server.reclaimer import Reclaimer
+
+__all__ = ["Pressure", "host_use"]
+
+_LOOK_S: Final = 1.0
+_RELIEVED: Final = 0.03
+"""It is over when use has sunk by so much below the limit, so that it does not come and go."""
+
+_OWN_SHARE: Final = 0.1
+"""A process that has less of the machine's memory than this cannot help it."""
+
+_CGROUP: Final = "/sys/fs/cgroup"
+
+
+def host_use(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> float:
+    """The share of the memory of machine or container that cannot be had: 0 where nobody says."""
+    return max(_container_use(root), _machine_use(meminfo))
+
+
+def _machine_use(path: str) -> float:
+    with suppress(OSError, ValueError, IndexError, KeyError), open(path, encoding="ascii") as file:
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+        return 1 - sizes["MemAvailable"] / sizes["MemTotal"]
+    return 0.0
+
+
+def _container_use(root: str) -> float:
+    """Without what the system would drop by itself: files that were read and are not in use."""
+    for limit, used, idle in (
+        ("memory.max", "memory.current", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ):
+        with suppress(OSError, ValueError):
+            most = int(_read(f"{root}/{limit}"))  # "max" where there is none
+            folder = limit.rpartition("/")[0]
+            rows = _read(f"{root}/{folder}/memory.stat").splitlines()
+            spare = {row.split()[0]: int(row.split()[1]) for row in rows}.get(idle, 0)
+            return max(0, int(_read(f"{root}/{used}")) - spare) / most
+    return 0.0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+class Pressure:
+    """Drops a part of what is idle whenever memory is short. For one thread.
+
+    Args:
+        reclaimer: asks the pools.
+        limit: share of the memory in use from which on room is made; 0: never.
+        host: what the share is on the machine.
+        device: the same on the device; 0 where nobody knows, as on a CPU.
+        own: the share of the machine's memory that this process has.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        reclaimer: Reclaimer,
+        limit: float,
+        host: Callable[[], float] = host_use,
+        device: Callable[[], float] = lambda: 0.0,
+        own: Callable[[], float] = lambda: resident_bytes() / machine_bytes(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reclaimer = reclaimer
+        self._limit = limit
+        self._host = host
+        self._device = device
+        self._own = own
+        self._clock = clock
+        self._looked_at = clock()
+        self._is_high = False
+        self._dropped = 0
+
+    def look(self) -> None:
+        """Makes some room when there is little; to be called often, looks once a second."""
+        now = self._clock()
+        if not self._limit or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        host = self._host() if self._own() >= _OWN_SHARE else 0.0
+        device = self._device()
+        if max(host, device) >= self._limit - (_RELIEVED if self._is_high else 0.0):
+            self._relieve(host, device)
+        elif self._is_high:
+            log_event("memory_relieved", host=_percent(host), dropped=self._dropped)
+            self._is_high, self._dropped = False, 0
+
+    def _relieve(self, host: float, device: float) -> None:
+        dropped = self._reclaimer.reclaim_some()
+        self._dropped += dropped
+        if not self._is_high:
+            self._is_high = True
+            log_event(
+                "memory_short",
+                level=logging.WARNING,
+                host=_percent(host),
+                device=_percent(device),
+                dropped=dropped,
+            )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
