@@ -14,6 +14,9 @@ from collections import Counter
 __all__ = ["Budget", "Share"]
 
 
+_LEAST_UNSENT = 64 << 20
+
+
 class Budget:
     """The calls of all connections and the bytes of their messages. Thread-safe.
 
@@ -25,6 +28,7 @@ class Budget:
         used: bytes that are held in memory.
         used_by: the same by principal.
         connected: how many connections each principal has.
+        most_unsent: bytes of results that may wait for one client before its calls do.
         calls: calls that were read and whose reply has not been sent.
         idle: set whenever there is none of those.
         changed: guards all of these, and the counts of every share.
@@ -36,6 +40,7 @@ class Budget:
         self.used_by: Counter[str] = Counter()
         self.connected: Counter[str] = Counter()
         self._share = share
+        self.most_unsent = max(_LEAST_UNSENT, limit // 8)
         self.calls = 0
         self.idle = threading.Event()
         self.idle.set()
@@ -59,6 +64,9 @@ class Share:
         budget: the common one.
         slots: calls of this connection that may run at once.
         principal: whose it is.
+
+    Attributes:
+        unsent: bytes of results that its client has not taken yet.
     """
 
     def __init__(self, budget: Budget, slots: int, principal: str = "") -> None:
@@ -69,6 +77,7 @@ class Share:
         self._parked = 0
         self._arriving = 0
         self._closed = False
+        self.unsent = 0
         with budget.changed:
             budget.connected[principal] += 1
 
@@ -84,9 +93,17 @@ class Share:
                 self._arriving += nbytes
 
     def begin(self) -> int:
-        """A call was read; waits for a slot. Returns the bytes that `end` gives back."""
+        """A call was read; waits for a slot, and for a client that does not take its results.
+
+        Returns the bytes that `end` gives back.
+        """
         with self._budget.changed:
-            self._budget.changed.wait_for(lambda: self._idle() or self._active() < self._slots)
+            self._budget.changed.wait_for(
+                lambda: (
+                    self._idle()
+                    or (self._active() < self._slots and self.unsent <= self._budget.most_unsent)
+                )
+            )
             self._calls += 1
             self._budget.calls += 1
             self._budget.idle.clear()
@@ -109,6 +126,13 @@ class Share:
         with self._budget.changed:
             self._budget.take(self._principal, -nbytes)
             self._budget.changed.notify_all()
+
+    def hold(self, nbytes: int) -> None:
+        """A result of so many bytes waits to be sent; fewer, when that is negative."""
+        if nbytes:
+            with self._budget.changed:
+                self.unsent += nbytes
+                self._budget.changed.notify_all()
 
     def settle(self) -> None:
         """A message that is no call was handled: gives back what it took."""

@@ -305,7 +305,16 @@ class ServerConnection(BulkConnection):
 
     def _send_later(self, seq: int, answer: Reply, nbytes: int) -> None:
         """From any thread, which does not wait for a client that does not read."""
-        self._outbox.put(partial(self._send_answer, seq, answer, nbytes))
+        held = sum(map(len, answer[1]))
+        self._share.hold(held)
+
+        def send() -> None:
+            try:
+                self._send_answer(seq, answer, nbytes)
+            finally:
+                self._share.hold(-held)
+
+        self._outbox.put(send)
 
     def _send_answer(self, seq: int, answer: Reply, nbytes: int) -> None:
         try:

@@ -209,3 +209,23 @@ def test_one_principal_leaves_room_for_others_that_are_there() -> None:
     assert budget.has_room("one", 20)
     one.end(80)
     assert (budget.used, budget.used_by["one"]) == (0, 0)
+
+
+def test_a_client_that_does_not_take_its_results_brings_no_more_calls() -> None:
+    """Until it has taken some; what is small does not count."""
+    budget = Budget(100)
+    share = Share(budget, 8)
+    share.begin()
+    share.hold(budget.most_unsent + 1)
+    came = threading.Event()
+
+    def another() -> None:
+        share.begin()
+        came.set()
+
+    thread = start(another)
+    until(lambda: waiting(budget.changed))
+    assert not came.is_set()
+    share.hold(-2)
+    join([thread])
+    assert came.is_set()

@@ -291,6 +291,23 @@ def test_clients_that_do_not_read_hold_up_nobody_else(
     until(lambda: workshop.budget.calls == 0)
 
 
+def test_a_client_that_does_not_read_does_not_fill_the_memory(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls wait when so much waits for it."""
+    monkeypatch.setattr(module, "QUICK_S", -1.0)
+    workshop = shop.parts._workshop
+    workshop.budget.most_unsent = 10 << 20
+    peer = shop.peer(Source(_fill))
+    peer.call(np.float32(0))
+    for number in range(16):  # of 4 MB each
+        _ask(peer, np.float32(number))
+        until(lambda: not workshop.runners._waiting and workshop.runners._idle)
+    assert shop.counters.snapshot()["calls"] < 8
+    peer.shut()
+    until(lambda: workshop.budget.calls == 0)
+
+
 def _fill(x: Any) -> Any:
     return jax.numpy.zeros(1 << 20) + x
 
