@@ -55,6 +55,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/jax_callbacks.py",
     "server/jaxd_server/jax_config.py",
     "server/jaxd_server/jax_disk_cache.py",
+    "server/jaxd_server/jax_exported.py",
     "server/jaxd_server/jax_handover.py",
     "server/jaxd_server/jax_lowered.py",
     "server/jaxd_server/jax_placement.py",
@@ -77,6 +78,7 @@ JAX_AT_IMPORT = (
 # client's side finds it in sys.modules, where it is only when the user has imported it.
 JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/demo/digits.py",  # what a user would write
+    "client/jaxd/exporting.py",  # for a server that takes no code, it is traced here
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/jax_primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/packing/arrays.py",  # the same

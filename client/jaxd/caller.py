@@ -84,6 +84,16 @@ class Caller(Link):
             encoded.heads,
         )
 
+    def takes_programs_only(self) -> bool:
+        """Whether functions have to be traced and exported here; connects to find out.
+
+        Raises:
+            NoServer: when the server cannot be reached.
+        """
+        if self.accepts is None:
+            self.connection()
+        return self.accepts == "exported"
+
     def remember(self, spec: Spec) -> None:
         """Keeps what a key stands for as long as the function lives: the server may ask."""
         if self._specs.get(spec.key) is not spec:  # another one under this key may be about to go

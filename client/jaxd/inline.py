@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jaxd.warming import Warmed
 
-__all__ = ["InlineStages", "finished", "inline_function", "warm_inline"]
+__all__ = ["InlineStages", "finished", "inline_function", "settings", "warm_inline"]
 
 R = TypeVar("R")
 
@@ -43,7 +43,7 @@ def inline_function(
     def call(*args: Any, **kwargs: Any) -> Any:
         import jax
 
-        with _settings(config or {}, options.device):
+        with settings(config or {}, options.device):
             args, kwargs = close_arguments(args, kwargs, statics)
             result = jitted(*args, **kwargs)
         return jax.tree.map(_to_numpy, result) if results == "numpy" else result
@@ -67,7 +67,7 @@ def warm_inline(
 
     jitted, statics = _jitted(function, options)
     started = time.perf_counter()
-    with _settings(config, options.device):
+    with settings(config, options.device):
         args, kwargs = close_arguments(args, dict(kwargs), statics)
         jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
     return Warmed("compile", time.perf_counter() - started)
@@ -106,13 +106,13 @@ class InlineStages:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Lowered`."""
-        with _settings(self._config, self._device):
+        with settings(self._config, self._device):
             args, kwargs = close_arguments(args, kwargs, self._statics)
             return self._jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Traced`."""
-        with _settings(self._config, self._device):
+        with settings(self._config, self._device):
             args, kwargs = close_arguments(args, kwargs, self._statics)
             return self._jitted.trace(*args, **kwargs)
 
@@ -142,7 +142,8 @@ _openings = lru_cache(maxsize=1024)(opening)
 
 
 @contextmanager
-def _settings(config: Mapping[str, Any], device: int | None) -> Iterator[None]:
+def settings(config: Mapping[str, Any], device: int | None = None) -> Iterator[None]:
+    """Within it, jax of this process has these settings, and puts arrays on that device."""
     import jax
 
     with ExitStack() as settings:

@@ -51,6 +51,8 @@ class Link:
         hearing: says here what calls say there.
         callbacks: runs here what programs call back.
         routes: how large arrays travel.
+        accepts: what the server takes, "code" or "exported"; None before the first connection.
+        platform: what it computes on.
     """
 
     def __init__(self, settings: Settings, answers: Answers) -> None:
@@ -75,6 +77,8 @@ class Link:
         self.remote: RemoteValues | None = None
         self._sent_before: SentBefore | None = None
         self._says_goodbye = False
+        self.accepts: str | None = None
+        self.platform = "cpu"
 
     @property
     def connected(self) -> bool:
@@ -180,6 +184,8 @@ class Link:
         connection.remote = self.remote
         connection.on_transfer = self.progress.transfer
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
+        self.accepts = welcome.get("accept", "code")
+        self.platform = welcome.get("platform", "cpu")
         self.notices.compare(welcome["peer"].versions)
         if welcome.get("platform", "cpu") != "cpu":
             self._keep_off(welcome)

@@ -258,5 +258,10 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
     ) -> Encoded:
         spec = self._identities.spec(config)
         _, manner, timeout_s, strict = self._manner
+        if caller.accepts != "code" and caller.takes_programs_only():
+            from jaxd.exporting import exported_call  # imports jax, and few servers ask for it
+
+            made = exported_call(caller, spec, self.__wrapped__, self._manner.config, args, kwargs)
+            return caller.encode(*made, {}, timeout_s, results or manner, strict)
         call = caller.encode(spec, args, kwargs, timeout_s, results or manner, strict)
         return self._settled(caller, call, config)

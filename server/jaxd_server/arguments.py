@@ -48,7 +48,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
     """
     given = vars(_parser().parse_args(argv))
     given["listen"] = tuple(given["listen"]) if "listen" in given else None
-    given["allow_uids"] = tuple(given["allow_uids"]) if "allow_uids" in given else None
+    for name in ("allow_uids", "allow_targets"):
+        given[name] = tuple(given[name]) if name in given else None
     given["token_file"] = given.get("token_file") or _token_file_of_environment()
     return ServerOptions(**{name: value for name, value in given.items() if value is not None})
 
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_places(parser.add_argument_group("where"))
     _add_trust(parser.add_argument_group("who may connect"))
+    _add_code(parser.add_argument_group("what they may send"))
     _add_devices(parser.add_argument_group("which devices, and how much of them"))
     _add_limits(parser.add_argument_group("how much"))
     _add_program_limits(parser.add_argument_group("how many programs stay in memory"))
@@ -151,6 +153,22 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--allow-unauthenticated-loopback",
         action="store_true",
         help="let every user and program of this machine run code here over loopback TCP",
+    )
+
+
+def _add_code(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--accept",
+        choices=("code", "exported"),
+        help="code: functions, which run in the server; exported: only programs that clients have "
+        "traced by themselves, and data (default: code)",
+    )
+    group.add_argument(
+        "--allow-target",
+        action="append",
+        dest="allow_targets",
+        metavar="NAME",
+        help="with exported, native code that programs may call beside jax's own; may be repeated",
     )
 
 

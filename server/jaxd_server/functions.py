@@ -34,6 +34,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
+"""See `arrivals.receive`."""
+
 
 class Described(NamedTuple):
     """What a client says of a key.
@@ -164,9 +167,16 @@ class Functions:
     Args:
         limit: how many to keep.
         shelf: what is kept of functions on disk; None where nothing is.
+        receiving: opens what a client sends.
     """
 
-    def __init__(self, limit: int = 1000, shelf: FunctionShelf | None = None) -> None:
+    def __init__(
+        self,
+        limit: int = 1000,
+        shelf: FunctionShelf | None = None,
+        receiving: Receive = receive,
+    ) -> None:
+        self._open = receiving
         self._limit = limit
         self._shelf = shelf
         self._functions: OrderedDict[bytes, Function] = OrderedDict()
@@ -284,7 +294,7 @@ class Functions:
         arrival = self._unpack_kept(described)
         if arrival is None:
             data = source.code(fingerprint)
-            arrival = receive(described.name, described.meaning, fingerprint, data)
+            arrival = self._open(described.name, described.meaning, fingerprint, data)
             is_right = arrival.doubt is None and described.meaning and described.meaning.shared
             if self._shelf and is_right:
                 self._shelf.keep_code(fingerprint, bytes(data))
@@ -299,7 +309,7 @@ class Functions:
         if kept is None:
             return None
         try:
-            return receive(described.name, described.meaning, fingerprint, kept)
+            return self._open(described.name, described.meaning, fingerprint, kept)
         except Exception:  # noqa: BLE001  its client is asked instead, and told what is wrong
             return None
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, close_untraceable
 from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.doors import doors
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import (
     Layout,
@@ -71,6 +72,7 @@ def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> 
 
 
 def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) -> type:
+    doors.require_open(f"class {module}.{name}")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

@@ -110,6 +110,8 @@ class ServerOptions:
         max_build_s: seconds that calls wait for a build once that has begun; 0: the same.
         stop_grace_s: seconds that what nobody waits for any more may go on before its process is
             replaced, where that costs nobody an array; 0: for ever.
+        accept: what clients may send: `"code"`, or only what `jax.export` has made of it.
+        allow_targets: native functions that exported programs may call, beside jax's own.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
     """
@@ -164,6 +166,8 @@ class ServerOptions:
     max_call_s: float = 0.0
     max_build_s: float = 0.0
     stop_grace_s: float = 30.0
+    accept: Literal["code", "exported"] = "code"
+    allow_targets: tuple[str, ...] = ()
     auto: bool = False
 
     def read_token(self) -> str | None:
@@ -199,4 +203,5 @@ class ServerOptions:
             TypeError: when `data` holds an option that this version does not know.
         """
         listen = tuple(Address.parse(text) for text in data["listen"])
-        return cls(**{**data, "listen": listen, "allow_uids": tuple(data["allow_uids"])})
+        lists = {name: tuple(data[name]) for name in ("allow_uids", "allow_targets")}
+        return cls(**{**data, "listen": listen, **lists})

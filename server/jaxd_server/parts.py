@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -16,10 +17,12 @@ import jax
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import server_context
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
+from jaxd_protocol.packing.doors import doors
 from jaxd_server import jax_disk_cache, jax_programs
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
+from jaxd_server.arrivals import receive
 from jaxd_server.backlog import Backlog
 from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
@@ -44,7 +47,7 @@ from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.fair_threads import FairThreads
 from jaxd_server.fresh_threads import FreshThreads
-from jaxd_server.functions import Functions
+from jaxd_server.functions import Functions, Receive
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.interest import Interest
@@ -156,7 +159,7 @@ class Parts:
             self._is_kept,
             builds=Builds(clock, options.max_build_s, self._leftovers.add),
         )
-        functions = Functions(shelf=self._shelf)
+        functions = Functions(shelf=self._shelf, receiving=_receiving(options))
         compiler = self._compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(
@@ -399,8 +402,22 @@ def _rest_after_s(options: ServerOptions) -> float:
     return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
 
 
+def _receiving(options: ServerOptions) -> Receive:
+    """How what clients send is opened; for a server of programs, nothing else ever is."""
+    if options.accept == "code":
+        return receive
+    from jaxd_server.exported import receive_exported  # which few servers need
+    from jaxd_server.jax_exported import allowed_targets, require_export
+
+    require_export()
+    doors.shut()
+    return partial(receive_exported, allowed=allowed_targets(options.allow_targets))
+
+
 def _trace_in(options: ServerOptions) -> TraceIn:
     """Where functions are traced: only beside a CPU can there be a second process."""
+    if options.accept == "exported":
+        return "worker"  # which reads the one form that there is
     platform = jax.default_backend()
     if platform == "cpu":
         return options.trace_in

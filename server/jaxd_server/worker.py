@@ -248,6 +248,7 @@ class Worker:
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
+            "accept": self._options.accept,
             "machine": machine_id(),
             "platform": self._parts.platform,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

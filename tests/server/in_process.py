@@ -262,6 +262,7 @@ class Shop:
             "pid": os.getpid(),
             "slots": self.options.slots,
             "max_frame_bytes": self.options.max_frame_bytes,
+            "accept": self.options.accept,
         }
 
     def report(self, what: str, principal: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.packing.archives import ArrivedArchive
+from jaxd_protocol.packing.doors import doors
 from jaxd_protocol.packing.private_imports import Blob
 from jaxd_protocol.packing.table import server_table
 
@@ -83,4 +84,5 @@ def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 
 
 def _load(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    doors.require_open("packed code or objects")
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()

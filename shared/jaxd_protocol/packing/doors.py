@@ -1,0 +1,38 @@
+"""Whether this process opens what others have packed. A server of programs only never does."""
+
+from __future__ import annotations
+
+from jaxd_protocol.errors import NotPermitted
+
+__all__ = ["Doors", "doors"]
+
+
+class Doors:
+    """One for each process: it cannot be told to be careful for some and not for others."""
+
+    def __init__(self) -> None:
+        self._are_shut = False
+
+    def shut(self) -> None:
+        """From now on nothing is unpacked, and nothing is imported because a client names it."""
+        self._are_shut = True
+
+    def require_open(self, what: str) -> None:
+        """Returns when code of others may run here.
+
+        Args:
+            what: what is to be opened, for people.
+
+        Raises:
+            NotPermitted: when it may not.
+        """
+        if self._are_shut:
+            raise NotPermitted(
+                f"this server takes exported programs and data (--accept exported), and opens no "
+                f"{what}. Pass arrays and numbers in dicts, lists and tuples, from a client of the "
+                "same jaxd, or use a server that takes code."
+            )
+
+
+doors = Doors()
+"""Those of this process."""

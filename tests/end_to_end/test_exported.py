@@ -1,0 +1,196 @@
+"""A server that takes no code: clients trace by themselves, and it opens nothing but data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rpyc.utils.factory import unix_connect
+
+import jaxd
+from jaxd import Client, connect, errors
+from tests.live_server import LiveServer
+
+pytest.importorskip("flatbuffers")
+
+pytestmark = pytest.mark.own_server
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+SCALE = 3.0
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[LiveServer]:
+    """A server with `--accept exported`."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    server = LiveServer(folder, "--accept", "exported")
+    yield server
+    assert server.close() == 0
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def client(strict: LiveServer) -> Iterator[Client]:
+    """A client of it."""
+    with connect(strict.unix) as client:
+        yield client
+
+
+def test_calls_are_what_they_are_elsewhere(client: Client) -> None:
+    """Trees, static arguments declared and not, keyword arguments, globals, weak types."""
+
+    def f(p: Point, scale: float, *, n: int, mode: str = "mul") -> dict[str, Any]:
+        total = (p.x @ p.y) * scale * SCALE if mode == "mul" else p.x.sum() + n
+        return {"total": total, "n": [n * jnp.ones(()), None]}
+
+    called = client.persistent_call(f, static_argnames="n")
+    for n, mode in ((2, "mul"), (4, "mul"), (2, "add")):
+        found = called(Point(X, X.T), 2.0, n=n, mode=mode)
+        wanted = jax.jit(f, static_argnames=("n", "mode"))(Point(X, X.T), 2.0, n=n, mode=mode)
+        structures: list[Any] = [jax.tree.structure(each) for each in (found, wanted)]
+        assert structures[0] == structures[1]
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert np.asarray(one).dtype == other.dtype
+
+
+def test_a_program_is_made_once(client: Client) -> None:
+    """And found again by another process, that is, by another client."""
+
+    def double(x: Any) -> Any:
+        return x * 2
+
+    first = client.persistent_call(double)
+    first(X)
+    before = client.statistics()
+    first(X)
+    with connect(str(client.caller.address)) as other:
+        np.testing.assert_array_equal(other.persistent_call(double)(X), X * 2)
+    after = client.statistics()
+    assert (after.compiles, after.traces) == (before.compiles, before.traces)
+    assert after.executable_hits - before.executable_hits == 2
+
+
+def test_a_training_loop_keeps_its_state_there(client: Client) -> None:
+    """Values, donation and futures need no code."""
+
+    @client.persistent_call(donate_argnums=0)
+    def update(state: dict[str, Any], x: Any) -> Any:
+        w = state["w"] + x
+        return {"w": w}, w.sum()
+
+    state: Any = {"w": np.zeros((200, 200), np.float32)}
+    for _ in range(3):
+        state, total = update(state, np.float32(1))
+    assert isinstance(state["w"], jaxd.RemoteArray)
+    assert float(total) == 120_000.0
+    assert float(client.persistent_call(lambda x: x[0, 0]).submit(state["w"]).result()) == 3.0
+
+
+def test_derived_functions_are_exported_as_well(client: Client) -> None:
+    """Derivatives, mapped functions, linear algebra and random keys."""
+    cubed = client.persistent_call(lambda x: (x**3).sum())
+    np.testing.assert_allclose(cubed.grad()(X), 3 * X**2)
+    solve = client.persistent_call(lambda a: jnp.linalg.cholesky(a) + 0)
+    np.testing.assert_allclose(solve(np.eye(3, dtype=np.float32)), np.eye(3))
+    drawn = client.persistent_call(lambda key: jax.random.uniform(key, (2,)))(jax.random.key(1))
+    np.testing.assert_array_equal(drawn, jax.random.uniform(jax.random.key(1), (2,)))
+
+
+def _prints(x: Any) -> Any:
+    jax.debug.print("{}", x)
+    return x
+
+
+def _calls_back(x: Any) -> Any:
+    return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+
+@pytest.mark.parametrize("function", [_prints, _calls_back])
+def test_what_cannot_be_exported_is_said(client: Client, function: Any) -> None:
+    """With a type of its own and what to do."""
+    with pytest.raises(errors.NotPermitted, match=r"cannot be exported.*Leave that out"):
+        client.persistent_call(function)(np.float32(1))
+
+
+def test_what_the_function_raises_is_raised(client: Client) -> None:
+    """It is traced here; a caller that jax traces is told what to use instead."""
+    with pytest.raises(ZeroDivisionError):
+        client.persistent_call(lambda x: 1 / 0)(1.0)
+    square = client.persistent_call(lambda x: (x * x).sum())
+    with pytest.raises(errors.NotPermitted, match=r"Use f.grad\(\)"):
+        jax.grad(square)(X)
+
+
+def test_a_client_without_jax_is_told(strict: LiveServer, tmp_path: Path) -> None:
+    """What it would need."""
+    (tmp_path / "jax.py").write_text("raise ImportError('there is none')")
+    program = "import jaxd\ntry: jaxd.persistent_call(lambda x: x)(1.0)\n"
+    program += "except jaxd.errors.NotPermitted as e: print(e)"
+    path = os.pathsep.join([str(tmp_path), strict.environment["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=strict.environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert "this process has no jax" in done.stdout
+
+
+class Bomb:
+    """Leaves a folder behind when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_nothing_that_could_be_code_is_opened(
+    client: Client, strict: LiveServer, tmp_path: Path
+) -> None:
+    """Functions, objects among the arguments, classes by name, and what stock clients send."""
+    client.statistics()
+    client.caller.accepts = "code"  # as a client that does not ask what the server takes
+    trap = tmp_path / "sprung"
+    bomb = Bomb(str(trap))
+
+    def holds(x: Any) -> Any:
+        return x + (bomb is None)
+
+    with pytest.raises(errors.NotPermitted, match="came as a function"):
+        client.persistent_call(holds)(1.0)
+    for argument in (bomb, {"a": bomb}, Point(1.0, 2.0), lambda x: x):
+        with pytest.raises(errors.JaxdError):
+            client.persistent_call(lambda x: 1.0)(argument)
+    with pytest.raises(errors.JaxdError):
+        client.put(Point(np.ones(3), bomb))
+    for name in ("warm", "lower"):
+        with pytest.raises(errors.NotPermitted):
+            getattr(client.persistent_call(holds), name)(1.0)
+    with unix_connect(strict.unix.removeprefix("unix://")) as stock:
+        packed = cloudpickle.dumps(bomb)
+        with pytest.raises(Exception, match=r"exported|cannot be read|opens no"):
+            stock.root.call(packed, packed, packed)
+    assert not trap.exists()
+    client.caller.accepts = "exported"
+    assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
