@@ -47,7 +47,7 @@ def tried(name: str, target: Target, data: bytes) -> None:
 def run(
     name: str, target: Target, inputs: Iterable[bytes], seconds: float, keep: bool = False
 ) -> tuple[int, list[str]]:
-    """Tries one input after the other until the time is over.
+    """Tries one input after the other until the time is over, and all examples have been.
 
     Args:
         name: of the target.
@@ -72,7 +72,7 @@ def run(
             found.setdefault(kind, text)
         count += 1
         until = until or time.monotonic() + seconds
-        if time.monotonic() > until:
+        if time.monotonic() > until and count > len(target.seeds):
             break
     return count, list(found.values())
 
