@@ -48,7 +48,7 @@ def require_export() -> None:
         ConfigurationError: when a package is missing.
     """
     try:
-        import flatbuffers  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
+        import flatbuffers  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
             "--accept exported needs the package flatbuffers. Run: pip install 'jaxd[exported]'"

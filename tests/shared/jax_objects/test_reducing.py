@@ -112,7 +112,7 @@ def test_an_exported_program_travels_or_says_what_is_missing() -> None:
 
     exported = export.export(jax.jit(lambda x: x + 1))(1.0)
     try:
-        import flatbuffers  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import flatbuffers  # noqa: F401
     except ImportError:
         with pytest.raises(PackingError, match="pip install flatbuffers"):
             reduce_jax(exported)
