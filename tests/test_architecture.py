@@ -86,6 +86,15 @@ JAX_INSIDE_FUNCTIONS = (
     "shared/jaxd_protocol/transformations/",  # runs where a function is traced
 )
 
+# The only files in which bytes become objects or code, each with who has written the bytes.
+OPENS_BYTES = {
+    "server/jaxd_server/jax_handover.py": "this server's own tracer",
+    "server/jaxd_server/jax_programs.py": "this server: its cache, which nobody else can write",
+    "shared/jaxd_protocol/packing/private_imports.py": "a client that was let in, as source",
+    "shared/jaxd_protocol/packing/unpickler.py": "a client that was let in",
+    "shared/jaxd_protocol/remote_frames.py": "jaxd: one line that raises",
+}
+
 # A fresh process that only says `import jaxd` must not pay for these.
 NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "cloudpickle")
 
@@ -199,6 +208,24 @@ def _type_checking_imports(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if is_type_checking(node):
             yield from imports(node)
+
+
+def test_bytes_become_objects_only_where_the_table_says() -> None:
+    """What unpickles, evaluates or executes is looked at again when it moves or grows."""
+    opening = {f"{m}.{name}" for m in _OPENERS for name in ("Unpickler", "load", "loads")}
+    opening |= {"eval", "exec", "Unpickler", "serialize_executable.deserialize_and_load"}
+    found = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call | ast.ClassDef)
+        for each in (node.bases if isinstance(node, ast.ClassDef) else [node.func])
+        if ast.unparse(each) in opening
+    }
+    assert found == set(OPENS_BYTES)
+
+
+_OPENERS = ("pickle", "marshal", "cloudpickle", "dill", "shelve")
 
 
 @pytest.mark.parametrize("table", [*DOORS.values(), JAX_AT_IMPORT, JAX_INSIDE_FUNCTIONS])

@@ -97,7 +97,7 @@ def _spawn(
     lifetime = ["--idle-timeout-s", "0" if by_hand else str(_AUTO_IDLE_TIMEOUT_S)]
     listen = ["--listen", str(Address.unix(files.socket))]
     with _writable(files.log) as log:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603  our own server, without a shell
             [*server_command, *listen, *lifetime, *([] if by_hand else ["--auto"])],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -40,7 +40,7 @@ def run_program(words: Sequence[str], server: str | None) -> int:
 
     with _handled(hand_on):
         try:
-            process.append(subprocess.Popen(words, env=environment))
+            process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
         except OSError as error:
             raise ConfigurationError(
                 f"cannot run {words[0]}: {error.strerror}. Write the program behind --, such as: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import socket
+import stat
 import sys
 import threading
 
@@ -96,12 +97,16 @@ def _folders() -> list[str]:
     """Where `jaxd start` may have put its sockets; see `jaxd_protocol.paths`."""
     uid = os.getuid()
     bases = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run/user/%d" % uid]  # noqa: UP031
-    return [*(os.path.join(base, "jaxd") for base in bases if base), "/tmp/jaxd-%d" % uid]  # noqa: S108, UP031
+    last = "/tmp/jaxd-%d" % uid  # noqa: S108, UP031  looked into only where it is ours alone
+    return [*(os.path.join(base, "jaxd") for base in bases if base), last]
 
 
 def _is_ours(path: str) -> bool:
-    status = os.stat(os.path.dirname(path))
-    return status.st_uid == os.getuid() and not status.st_mode & 0o077
+    """Whether nobody else can put another socket there, or another folder in the folder's place."""
+    folder = os.path.dirname(path)
+    own, above = os.lstat(folder), os.lstat(os.path.dirname(folder))  # a link is none
+    is_private = stat.S_ISDIR(own.st_mode) and not own.st_mode & 0o077
+    return is_private and own.st_uid == above.st_uid == os.getuid() and not above.st_mode & 0o022
 
 
 def _answers(path: str) -> bool:

@@ -115,6 +115,7 @@ def _check_private(directory: str) -> None:
         except ConfigurationError as error:
             raise CannotListen(str(error)) from error
         return
+    _refuse_link(directory)
     status = os.stat(directory)
     if not stat.S_ISDIR(status.st_mode):
         raise CannotListen(f"{directory} is not a directory. Choose another --listen.")
@@ -125,6 +126,16 @@ def _check_private(directory: str) -> None:
         f"Listen in a directory of your own, such as unix://{directory}/jaxd/server.sock, or, "
         f"when nobody else needs this one, run: chmod 700 {directory}"
     )
+
+
+def _refuse_link(directory: str) -> None:
+    """Refuses a link of somebody else's, who could have it lead elsewhere at any moment."""
+    status = os.lstat(directory)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.getuid()):
+        raise CannotListen(
+            f"{directory} is a link that another user has made, and can change. Name the folder "
+            "itself, or listen in another one."
+        )
 
 
 def _check_guarded(directory: str, *, entered: bool) -> None:
@@ -138,6 +149,7 @@ def _check_guarded(directory: str, *, entered: bool) -> None:
         raise CannotListen(
             f"cannot make the directory {directory}: {error.strerror}. Choose another --listen."
         ) from error
+    _refuse_link(directory)
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise CannotListen(
             f"others can change what is in {directory}, and put a socket of theirs in the place of "

@@ -160,7 +160,7 @@ class TracerProcess:
                 "parent": os.getpid(),
             }
             try:
-                self._process = subprocess.Popen(
+                self._process = subprocess.Popen(  # noqa: S603  our own process
                     [*self._command, json.dumps(argument)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],

@@ -116,7 +116,7 @@ class WorkerProcess:
         inherited = {"tether_fd": theirs.fileno(), "black_box_fd": box.descriptor}
         order = {"stands_by": True} if not epoch else {"epoch": epoch, "suspects": list(suspects)}
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603  our own process
                 [*command, json.dumps(_argument(options, listeners) | inherited | order)],
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,25 @@ def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda own: own.chmod(0o755),
+        lambda own: own.parent.chmod(0o777),
+        lambda own: own.rename(own.with_name("real")).parent.joinpath(own.name).symlink_to("real"),
+    ],
+    ids=["entered by others", "changed by others", "a link"],
+)
+def test_a_folder_of_which_others_dispose_is_not_looked_into(runtime: Path, spoil: Any) -> None:
+    """Whoever made it would be spoken with."""
+    own = runtime / "jaxd" / "environment"
+    own.mkdir(parents=True, mode=0o700)
+    own.parent.chmod(0o700)
+    assert relay._is_ours(str(own / "server.sock"))
+    spoil(own)
+    assert not relay._is_ours(str(own / "server.sock"))
 
 
 def test_bytes_go_both_ways_until_the_end(listening: socket.socket) -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -60,6 +60,33 @@ def test_a_socket_for_others_can_be_reached_and_not_replaced(runtime: Path) -> N
         assert [mode_of(path) for path in (folder, theirs, ours)] == [0o711, 0o666, 0o600]
     with listening_on([unix(runtime / "own" / "s.sock")]):
         assert mode_of(runtime / "own" / "s.sock") == 0o600
+
+
+@pytest.mark.parametrize("for_others", [False, True])
+def test_a_link_of_somebody_else_is_not_followed(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, for_others: bool
+) -> None:
+    """It may lead elsewhere by the time that the socket is made; one of our own may be used."""
+    folder, link = runtime / "folder", runtime / "link"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o711 if for_others else 0o700)
+    link.symlink_to(folder)
+    with listening_on([unix(link / "s.sock")], for_others=for_others):
+        assert (folder / "s.sock").is_socket()
+    lstat = os.lstat
+
+    def of_another(path: Any, **more: Any) -> Any:
+        found = lstat(path, **more)
+        if not stat.S_ISLNK(found.st_mode):
+            return found
+        return os.stat_result((*found[:4], os.getuid() + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", of_another)
+    with (
+        pytest.raises(CannotListen, match="another user has made"),
+        listening_on([unix(link / "s.sock")], for_others=for_others),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o777, "can change"), (0o700, "have to enter")])

@@ -39,7 +39,7 @@ def _verify(words: Sequence[str]) -> int:
     """0 when all is as it was written and built; 1 when something is not, or no server tells."""
     own, rest = _parser().parse_known_args(words)
     as_json = "--json" in rest
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  our own command, without a shell
         [*COMMAND, "verify", *rest],
         stdout=subprocess.PIPE if as_json else None,
         text=True,

@@ -65,7 +65,7 @@ def run_training(
     started_at, started = time.time(), time.perf_counter()
     # -P: a folder named jaxd where the user happens to stand must not be what is imported.
     command = [sys.executable, "-P", "-m", "jaxd.demo.digits", "--mode", mode]
-    process = subprocess.run(
+    process = subprocess.run(  # noqa: S603  our own program
         [*command, "--epochs", str(epochs), "--started-at", repr(started_at)],
         env=_environment(variables),
         stdin=subprocess.DEVNULL,
@@ -95,7 +95,7 @@ def run_training(
 def read_files_once() -> None:
     """Imports, untimed, what the runs import: the first of them must not pay for the disk."""
     command = [sys.executable, "-P", "-c", "import cloudpickle, jax, rpyc, sklearn.datasets"]
-    subprocess.run(command, env=_environment({}), stdin=subprocess.DEVNULL, check=False)
+    subprocess.run(command, env=_environment({}), stdin=subprocess.DEVNULL, check=False)  # noqa: S603  our own program
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

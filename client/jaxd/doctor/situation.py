@@ -89,7 +89,7 @@ class Situation:
     def run(self, command: Sequence[str], **environment: str) -> str | None:
         """What a program prints; None when it is not there, fails, or takes a minute."""
         try:
-            done = subprocess.run(
+            done = subprocess.run(  # noqa: S603  words of ours, no shell
                 command,
                 env={**self.environment, **environment},
                 stdin=subprocess.DEVNULL,
