@@ -144,7 +144,9 @@ class Caller(Link):
             except ConnectionLost as error:
                 losses = losses or Losses(call.spec.identity.name)
                 losses.note(error, sent[-1].worker if sent else None)
-            call = losses.repeated(call, self.connection().worker)
+            repeated = losses.repeated(call, self.connection().worker)
+            self.hearing.before.goes_on_as(call, repeated)
+            call = repeated
 
     def _request(
         self, call: Encoded, deadline: float | None, sent: list[ClientConnection]
@@ -156,6 +158,8 @@ class Caller(Link):
         for _ in range(MAX_WORKERS):
             connection = self.connection()
             number = connection.number()
+            if self.hearing.before.is_waiting:
+                self.hearing.before.again(call, connection, number)
             ready = False
             load = self.routes.load(call, connection, spare=True, deadline=deadline)
             remote = connection.remote
@@ -179,6 +183,7 @@ class Caller(Link):
                     remote.drops.put_back(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):
                     self.callbacks.refuse_again(connection, number, call.spec.identity.name)
+                    self.hearing.before.lost(call, connection, number)
                 raise
             finally:
                 load.release(value if ready else None)

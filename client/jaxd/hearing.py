@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from jaxd.forking import forget_after_fork
+from jaxd.heard_before import HeardBefore
 from jaxd.jax_side import logs_compiles
 from jaxd.notices import Notices
 from jaxd.progress import Progress
@@ -32,12 +33,16 @@ class Hearing:
     Args:
         notices: takes what has to wait for the thread whose call it is.
         progress: has a line on the terminal, which has to go first.
+
+    Attributes:
+        before: what calls have said that may be made again.
     """
 
     def __init__(self, notices: Notices, progress: Progress) -> None:
         self._notices = notices
         self._progress = progress
         self._registries: dict[str, dict[Any, Any]] = {}
+        self.before = HeardBefore()
         self.after_fork()
         forget_after_fork(self)
 
@@ -45,13 +50,14 @@ class Hearing:
         """Has locks of its own, as the child of a fork must."""
         self._lock = threading.Lock()  # guards _heard
         self._heard: dict[str, int] = getattr(self, "_heard", {})  # events by build
+        self.before.after_fork()
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Call `number` of a connection says something."""
         if kind == "unsaid":
             with self._lock:
                 self._heard.pop(str(content.get("of")), None)
-        elif self._is_new(content):
+        elif self._is_new(connection, number, kind, content):
             with suppress(Exception):  # whatever a stream or handler of the user's does
                 if kind == "print":
                     self._print(content)
@@ -68,15 +74,20 @@ class Hearing:
             for name in [name for name in self._heard if name.startswith(key.hex())]:
                 del self._heard[name]
 
-    def _is_new(self, content: dict[str, Any]) -> bool:
-        """Whether it was not heard before, from another build of the same program."""
-        name, number = content.get("of"), content.get("at")
-        if not isinstance(name, str) or not isinstance(number, int):
-            return True
+    def _is_new(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> bool:
+        """Whether it was not heard before.
+
+        From another build of the same program, or from the same call before it was lost.
+        """
+        name, place = content.get("of"), content.get("at")
+        if not isinstance(name, str) or not isinstance(place, int):
+            return kind == "compiled" or not self.before.was_said(
+                connection, number, (kind, content.get("text"))
+            )
         with self._lock:
-            if number < self._heard.get(name, 0):
+            if place < self._heard.get(name, 0):
                 return False
-            self._heard[name] = number + 1
+            self._heard[name] = place + 1
         return True
 
     def _print(self, content: dict[str, Any]) -> None:

@@ -53,11 +53,14 @@ class Submission:
             JaxdError: when it cannot be sent.
         """
         connection = self._caller.connection(fresh=bool(self._call.buffers))
-        self._call = self._losses.repeated(self._call, connection.worker)
+        call, self._call = self._call, self._losses.repeated(self._call, connection.worker)
+        self._caller.hearing.before.goes_on_as(call, self._call)
         window = self._caller.window
         assert window is not None
         number = connection.number()
         self._flight = (connection, number)
+        if self._caller.hearing.before.is_waiting:
+            self._caller.hearing.before.again(self._call, connection, number)
         if window is not self._window:  # one that comes again has its place already
             self._window = window
             window.acquire()
@@ -147,6 +150,7 @@ class Submission:
             self._caller.callbacks.refuse_again(*flight, self._call.spec.identity.name)
         except ConnectionLost as called_back:
             return self._fail(called_back)
+        self._caller.hearing.before.lost(self._call, *flight)
         if self._call.buffers:
             self._fail(
                 ConnectionLost(
