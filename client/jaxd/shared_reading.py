@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from jaxd.attendant import Attendant
 from jaxd.pending import Pending
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from jaxd_protocol.wire.patience import Patience
 
 __all__ = ["LOST", "SharedReading", "ignore"]
@@ -97,7 +97,7 @@ class SharedReading(BulkConnection):
                     break
                 if not reader.has_input():
                     self._patience.wait()
-                frame = reader.peek()
+                frame = reader.peek() if deadline is None else self._peek_until(deadline)
                 try:
                     self._dispatching = True
                     self.dispatch(frame)
@@ -108,9 +108,18 @@ class SharedReading(BulkConnection):
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
             self._fail_all(error)
+        except TimeoutError:
+            pass  # the rest of a message does not come in time; it may still come
         except (EOFError, OSError) as error:
             self._fail_all(ConnectionLost(LOST), error)
         return self._leader == me and turn == self._turn
+
+    def _peek_until(self, deadline: float) -> Frame:
+        """The next message; raises `TimeoutError` when it is not whole at the deadline."""
+        channel = self._channel
+        with channel.reader.hurried(lambda: channel.stream.wait_readable(_left(deadline))):
+            frame: Frame = channel.reader.peek()
+        return frame
 
     def _step_down(self) -> None:
         """Gives the reading up where this very thread has it and is about to wait for a reply.

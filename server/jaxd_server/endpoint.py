@@ -6,7 +6,10 @@ One of the doors to rpyc; relies on `Server.start`, which calls `accept`, on `_l
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import resource
 import selectors
 import socket
 import threading
@@ -31,6 +34,9 @@ from jaxd_server.visitors import Visitors
 from jaxd_server.workshop import Workshop
 
 __all__ = ["Endpoint"]
+
+_FILES_KEPT = 32
+"""Of those that the process may open: XLA opens one for each program that it compiles."""
 
 _RETRY_S = 1.0
 """Until a process that may open no more files tries again to accept."""
@@ -110,6 +116,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         if self._is_stopped(self.listener):
             raise EOFError("the endpoint was closed")
         try:
+            _keep_some_files(self.listener)
             sock, _ = self.listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # another worker was faster, or the client is gone
@@ -122,11 +129,17 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             return
         sock.setblocking(True)
         self.clients.add(sock)
-        self._accept_method(sock)
+        try:
+            self._accept_method(sock)
+        except RuntimeError as error:  # no thread for it: it is told to come again
+            log_event("cannot_serve", level=logging.WARNING, reason=str(error))
+            self.clients.discard(sock)
+            sock.close()
+            self._is_stopped(timeout_s=_RETRY_S)
 
     def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
         """Waits for one of the sockets, the end, or the time; returns whether it is the end."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # takes no file, of which there may be no more
             for sock in (self._stopped, *sockets):
                 selector.register(sock, selectors.EVENT_READ)
             return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
@@ -199,6 +212,19 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             share.close()
             workshop.traffic.remove(channel)
             self._sessions.leave(session, for_good=True)
+
+
+def _keep_some_files(sock: socket.socket) -> None:
+    """Returns when another client leaves enough files for those that are here already.
+
+    Raises:
+        OSError: when it does not.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    probe = os.dup(sock.fileno())  # the lowest number that is free
+    os.close(probe)
+    if probe >= limit - min(_FILES_KEPT, limit // 4):
+        raise OSError(errno.EMFILE, f"{probe} of {limit} files are open; the rest is kept")
 
 
 def _peer_of(sock: socket.socket) -> tuple[str, str]:

@@ -65,9 +65,13 @@ class Readership:
         with self._lock:
             if self.busy_since is None or now - self.busy_since < PATIENCE_S:
                 return
+            since, self.busy_since = self.busy_since, None
             self._turn += 1
-            self.busy_since = None
-        threading.Thread(target=self.run, name="jaxd-reader", daemon=True).start()
+            try:
+                threading.Thread(target=self.run, name="jaxd-reader", daemon=True).start()
+            except RuntimeError:  # the system has no more threads: the present one reads on later
+                self._turn -= 1
+                self.busy_since = since
 
 
 class Sentry:

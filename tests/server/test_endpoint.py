@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import socket
 import struct
 import threading
@@ -170,6 +171,39 @@ def test_a_process_that_may_open_no_more_files_goes_on_later(
     monkeypatch.setattr(endpoint, "listener", Full())
     assert [shop.client().statistics().connections for _ in range(2)] == [2, 3]
     assert [event for event, _ in log] == ["cannot_accept"]
+
+
+def test_the_last_files_are_kept_for_those_who_are_here(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New clients wait before a program that runs is short of them."""
+    limits = iter([(8, 8)])
+    getrlimit = resource.getrlimit
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: next(limits, None) or getrlimit(what))
+    assert shop.client().statistics().connections == 1
+    assert [event for event, _ in log] == ["cannot_accept"]
+    assert "8 files are open; the rest is kept" in log[0][1]["reason"]
+
+
+def test_a_process_that_may_have_no_more_threads_goes_on_later(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came is sent away, and may come again; the listener is not given up."""
+    endpoint = shop.endpoints[0]
+    shop.client().statistics()
+    accept = endpoint._accept_method
+
+    def fail(sock: Any) -> None:
+        monkeypatch.setattr(endpoint, "_accept_method", accept)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(endpoint, "_accept_method", fail)
+    with shop.raw() as sock:
+        assert sock.recv(1) == b""
+    assert shop.client().statistics().connections == 2
+    assert [event for event, _ in log] == ["cannot_serve"]
 
 
 def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: Shop) -> None:

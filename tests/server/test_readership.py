@@ -276,3 +276,22 @@ def test_a_stopped_sentry_is_gone() -> None:
     (thread,) = set(threading.enumerate()) - before
     sentry.stop()
     join([thread])
+
+
+def test_without_threads_the_reader_stays_in_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not replaced by nobody: it reads on when its call is done."""
+    read: list[str] = []
+    line = Line(lambda: read.append("first"), lambda: read.append("second"))
+    turn = line.readership.begin_inline()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        line.readership.replace_if_stuck(line.readership.busy_since + 1)  # type: ignore[operator]
+    assert line.readership.busy_since is not None
+    line.readership.end_inline(turn)
+    line.end()
+    line.readership.run()
+    assert read == ["first", "second"]

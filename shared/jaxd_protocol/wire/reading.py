@@ -8,7 +8,8 @@ each step replaces by a single assignment; until then the step can be done again
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from jaxd_protocol.buffers import allocate
@@ -131,6 +132,29 @@ class FrameReader:
                 self._receive_body(phase)
             else:
                 self._receive_buffers(phase)  # type: ignore[arg-type]
+
+    @contextmanager
+    def hurried(self, is_readable: Callable[[], bool]) -> Iterator[None]:
+        """Within it, `peek` gives up in the middle of a message; the next one goes on there.
+
+        Args:
+            is_readable: waits for bytes, and returns whether there are any.
+
+        Raises:
+            TimeoutError: from `peek`, when there are none.
+        """
+        receive = self._receive_into
+
+        def receive_in_time(views: list[memoryview], counts: list[int]) -> None:
+            if not is_readable():
+                raise TimeoutError
+            receive(views, counts)
+
+        try:
+            self._receive_into = receive_in_time
+            yield
+        finally:
+            self._receive_into = receive
 
     @property
     def span(self) -> Span | None:

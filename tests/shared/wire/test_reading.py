@@ -261,3 +261,35 @@ def test_a_stream_that_ends_inside_a_frame_ends() -> None:
             theirs.close()
             with pytest.raises(EOFError):
                 FrameReader(ours.receive_into, LIMIT).peek()
+
+
+def test_a_hurried_reader_gives_up_anywhere_and_goes_on_there() -> None:
+    """In the middle of whatever it was reading; without haste it waits as ever."""
+    sent = [(b"x" * 150_000, numbered([3, 90_000, 5])), (b"second", ())]
+    wire = memoryview(b"".join(frame_bytes(*one) for one in sent))
+    begun = 0
+
+    def receive(views: list[memoryview], counts: list[int]) -> None:
+        nonlocal begun
+        if begun == len(wire):
+            raise EOFError
+        step = min(7000, len(views[0]), len(wire) - begun)
+        views[0][:step] = wire[begun : begun + step]
+        counts.append(step)
+        begun += step
+
+    reader = FrameReader(receive, 1 << 20)
+    turns = cycle([True, False])
+    found: list[Sent] = []
+    waits = 0
+    while len(found) < len(sent):
+        with reader.hurried(lambda: next(turns)):
+            try:
+                found.append(received(reader.peek()))
+            except TimeoutError:
+                waits += 1
+                continue
+        reader.advance()
+    assert (found, waits > 10) == (sent, True)
+    with pytest.raises(EOFError):
+        reader.peek()
