@@ -48,7 +48,13 @@ class OwnServer:
         token_file.write_text(secrets.token_hex(32) + "\n")
         unix = f"unix://{name}.sock"
         command = [sys.executable, "-m", "jaxd.cli", "serve", "--listen", unix]
-        command += ["--listen", "tcp://127.0.0.1:0", "--token-file", str(token_file)]
+        command += [
+            "--listen",
+            "tcp://127.0.0.1:0",
+            "--token-file",
+            str(token_file),
+            "--no-standby",
+        ]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment)

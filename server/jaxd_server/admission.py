@@ -157,6 +157,8 @@ class Admission:
         self._changed.wait(max(0.001, until - now))
 
     def _has_company(self) -> None:
+        """Others run beside a call that was to be alone. The lock is held."""
+        self._barred = self._draining or self._paused  # as long as no other one wants to be alone
         if self._on_company is not None:
             self._on_company()
             self._on_company = None

@@ -45,13 +45,19 @@ class Heartbeat:
         """Looks until it is cancelled."""
         while True:
             await asyncio.sleep(_BEAT_S)
-            worker = self._supervisor.worker
-            if worker is None or worker.state != "ready":
-                continue
-            if await worker.refresh(PATIENCE_S):
-                self._goes_on(worker)
-            elif self.is_stuck(worker):
-                self._tell_of(worker)
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001  whatever it is, the next look may be better
+                log_event("heartbeat_failed", level=logging.ERROR)
+
+    async def _look(self) -> None:
+        worker = self._supervisor.worker
+        if worker is None or worker.state != "ready":
+            return
+        if await worker.refresh(PATIENCE_S):
+            self._goes_on(worker)
+        elif self.is_stuck(worker):
+            self._tell_of(worker)
 
     def is_stuck(self, worker: WorkerProcess) -> bool:
         """Whether a worker should have said something by now."""

@@ -93,6 +93,7 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
     assert alone.is_alone
     other = admission.enter("other", None)
     assert alone.company.is_set()
+    assert not admission.is_barred
     alone.leave()
     admission.leave(other)
 
