@@ -73,7 +73,7 @@ class OpenCall:
         over: Callable[[], None],
     ) -> None:
         self.settle: Callable[[Reply], None] = self.answer
-        self.withdraw: Callable[[], bool] = lambda: False
+        self.withdraw: Callable[[], bool] = _never
         self.interest = call.interest = Interest()
         self.has_begun = False
         self.is_in_order = False
@@ -97,6 +97,7 @@ class OpenCall:
     def begin(self, phase: Phase) -> Reply | None:
         """A thread is about to work on it; the reply when there is nothing to do any more."""
         self.has_begun = True  # first: who gives it up sees this, or we see that somebody has
+        self.withdraw = _never  # which refers to us: what the call holds is freed when it is over
         self.interest.enter(phase)
         if self.interest.error is not None:
             return self._terms.gave_up(self._call)
@@ -122,6 +123,7 @@ class OpenCall:
                 return
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
+        self.settle, self.withdraw = _leave, _never  # which may refer to us
         self.interest.end()
         for alarm in self._alarms:
             alarm.off()
@@ -187,6 +189,14 @@ class OpenCall:
             return  # its client hears what it has done to values when it is over
         self.interest.is_settled = True
         self.settle(self._terms.gave_up(self._call))
+
+
+def _never() -> bool:
+    return False
+
+
+def _leave(reply: Reply) -> None:
+    """It has had one."""
 
 
 class OpenCalls:

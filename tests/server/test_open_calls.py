@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxd.errors import Busy, Cancelled, DeadlineExceeded, NoServer
+from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_server.call import Call
 from jaxd_server.interest import Interest
@@ -150,6 +153,23 @@ def test_only_what_has_not_begun_is_dropped_when_the_client_goes() -> None:
     assert begun.interest.error is None
 
 
+def test_what_a_call_holds_is_freed_with_it() -> None:
+    """Not when Python next looks for cycles: it may be arrays."""
+    gc.disable()
+    try:
+        for finish in (lambda one: in_phase(one, "running", lambda: DONE), lambda one: one.drop()):
+            desk = Desk()
+            one = desk.open()
+            held = weakref.ref(one.interest)  # as long as the call
+            one.withdraw = partial(lambda one: True, one)
+            finish(one)
+            del one
+            desk.ended.clear()
+            assert held() is None
+    finally:
+        gc.enable()
+
+
 def test_a_call_that_nobody_takes_is_forgotten() -> None:
     """Who could not find anybody gives back what it held."""
     desk = Desk()
@@ -281,7 +301,7 @@ def test_a_client_too_many_is_told_so(open_shop: Any) -> None:
     shop = open_shop(max_connections=1)
     first = shop.client()
     first.statistics()
-    with pytest.raises(NoServer, match="--max-connections"):
+    with pytest.raises(Busy, match="--max-connections"):
         shop.client().statistics()
     first.close()
     until(lambda: not shop.parts.status()["connections"])
