@@ -29,6 +29,7 @@ __all__ = [
     "are_several",
     "index_of",
     "is_bound",
+    "is_known_as_bound",
     "load_on",
     "move_lowered",
     "moved",
@@ -94,6 +95,17 @@ def is_bound(lowered: jax.stages.Lowered) -> bool:
         return bool(facts["committed"]) or device_ids(lowered) != (jax.devices()[0].id,)
     except (AttributeError, KeyError):
         return True
+
+
+def is_known_as_bound(devices: Sequence[int], said: Sequence[bool]) -> bool:
+    """Whether a program on disk is bound, as its record says where there are several devices.
+
+    Raises:
+        ValueError: when there are several, and it was written when nobody asked.
+    """
+    if are_several() and len(said) != 1:
+        raise ValueError("nobody knows whether it may run on another device")
+    return len(devices) > 1 or any(said)
 
 
 def move_lowered(lowered: jax.stages.Lowered, device: int) -> jax.stages.Lowered:

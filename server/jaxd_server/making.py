@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from jaxd_protocol.errors import ArgumentError, JaxdError, ResultError
+from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
@@ -18,6 +18,7 @@ from jaxd_server.build_quota import BuildQuota
 from jaxd_server.builds import check_wanted, in_turn
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
+from jaxd_server.explained import explained
 from jaxd_server.functions import Function, Functions
 from jaxd_server.jax_callbacks import aiming
 from jaxd_server.jax_disk_cache import bypassed, hits_here
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from jaxd_server.call import Call
     from jaxd_server.tracing import Tracing
 
-__all__ = ["Made", "Maker", "explained"]
+__all__ = ["Made", "Maker"]
 
 
 class _NotStored(Exception):
@@ -320,18 +321,3 @@ class Maker:
         if not compiled:
             self._counters.add(programs_shared=1)
         return program, bool(compiled)
-
-
-def explained(error: TypeError) -> TypeError:
-    """jax's own complaint about arguments and results, with what to do about it."""
-    text = str(error)
-    if "not a valid JAX type" in text and "returned a value" in text:
-        return ResultError(
-            f"{text}\nReturn arrays and numbers (in dicts, lists, tuples) from the function, and "
-            "make text and other objects from them after the call."
-        )
-    if "as an abstract array" in text or "not a valid JAX type" in text:
-        return ArgumentError(
-            f"{text}\nPass arrays and numbers, or declare the argument in static_argnames."
-        )
-    return error

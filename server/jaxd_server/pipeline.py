@@ -9,16 +9,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.recipes import RecordedCall
-from jaxd_protocol.trees import Layout
 from jaxd_server.admission import Admission, Running
 from jaxd_server.call import Call
+from jaxd_server.commission import Commission
 from jaxd_server.decisions import Decisions
 from jaxd_server.devices import Devices
 from jaxd_server.donation import donated_leaves
@@ -26,18 +24,18 @@ from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Function, FunctionReplaced, Functions
 from jaxd_server.interest import EVER
-from jaxd_server.jax_placement import placed, places_of
+from jaxd_server.jax_placement import placed
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.logs import log_event
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import build_arguments, dynamic, leaves_of
 from jaxd_server.nan_search import find_nan
-from jaxd_server.plan import Plan, Seat
+from jaxd_server.plan import Elsewhere, Plan, Seat
 from jaxd_server.precautions import Precautions, Suspected
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
-from jaxd_server.said import heard, tell_once
+from jaxd_server.said import tell_once
 from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
@@ -50,10 +48,6 @@ __all__ = ["Pipeline"]
 
 class _BrokenProgram(Exception):
     """A program that was read from disk does not run."""
-
-
-class _Elsewhere(Exception):
-    """The arrays of a call do not lie where those of its plan did."""
 
 
 class Pipeline:
@@ -119,7 +113,7 @@ class Pipeline:
                 if plan is not None and plan.executable is not None and _is_plain(call):
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
-            except _Elsewhere:
+            except Elsewhere:
                 return self._cold(call)
             except _BrokenProgram:
                 return self._cold(call)  # which makes it anew, whatever lies on disk
@@ -158,7 +152,7 @@ class Pipeline:
         )
         try:
             if self._are_several:
-                leaves = _leaves_there(call, plan, executable.device)
+                leaves = plan.leaves_there(call)
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
             finish = self._started(Run(call, executable, leaves), running, self._count_hit)
@@ -204,41 +198,24 @@ class Pipeline:
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        made: list[Made] = []
-
-        def make() -> Executable:
-            recorded = _recorded(call, layout)
-            with heard(call):
-                made.append(
-                    self.shortage.relieved(
-                        lambda: self._maker.make(function, call, arguments, recorded)
-                    )
-                )
-            self.decisions.made(function, call.skeleton, made[0], call.emit)
-            return made[0].executable
-
-        def waiting() -> None:
-            call.emit("stage", {"stage": "queued", "function": function.name})
-
-        def move(one: Executable) -> Executable | None:
-            moved = self._maker.moved(one, function, call.device)
-            if moved is not None:
-                made.append(moved)
-            return moved.executable if moved is not None else None
-
+        order = Commission(
+            self._maker, self.shortage, self.decisions, function, call, arguments, layout
+        )
+        make = order.make  # as long as this is held, what it makes is not dropped
         executable = self.executables.obtain(
             function,
             call.skeleton,
             layout,
             arguments,
             make,
-            waiting,
-            move,
+            order.waiting,
+            order.move,
             Seat(call.device, call.session.device, call.interest, call.session.id),
         )
-        self._meet(call.session, executable, made[0] if made else None)
+        made = order.made
+        self._meet(call.session, executable, made)
         if executable.talks:
-            tell_once(call, executable, has_heard=bool(made) and made[0].verdict == "compile")
+            tell_once(call, executable, has_heard=made is not None and made.verdict == "compile")
         if call.warm_only:
             self.admission.leave(running)
             report = self._report(executable, made)
@@ -353,11 +330,11 @@ class Pipeline:
         executable.saved_s += saved
         self.counters.add(saved_s=saved)
 
-    def _report(self, executable: Executable, made: list[Made]) -> Reply:
+    def _report(self, executable: Executable, made: Made | None) -> Reply:
         """What became of a call to warm up, once the program is on disk."""
         if self.shelf is not None:
             self.shelf.flush()
-        verdict = made[0].verdict if made else "hit"
+        verdict = made.verdict if made else "hit"
         seconds = executable.costs.paid_s if made else 0.0
         name = executable.kept_as
         kept = self.shelf is not None and bool(name) and self.shelf.has(name)
@@ -365,26 +342,6 @@ class Pipeline:
         return (OK, json.dumps(report), executable.form.skeleton), ()
 
 
-def _recorded(call: Call, layout: Layout) -> RecordedCall:
-    """What of a call decides about its executable."""
-    if call.warm_only:
-        return RecordedCall.of_specification(call.skeleton, layout, call.buffers)
-    return RecordedCall.of(call.skeleton, call.placement(layout), call.buffers)
-
-
 def _is_plain(call: Call) -> bool:
     """Whether all it wants is a result: what was warm before may not do for one that is strict."""
     return not (call.strict or call.warm_only or call.lost)
-
-
-def _leaves_there(call: Call, plan: Plan, device: int) -> list[Any]:
-    """The arrays for an executable, on its device where they are not put somewhere on purpose.
-
-    Raises:
-        _Elsewhere: when some are, and not where those were that it was made for.
-    """
-    with placed(device):
-        leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
-    if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
-        raise _Elsewhere
-    return leaves

@@ -24,7 +24,7 @@ from jaxd_server import jax_programs
 from jaxd_server.executable import Executable
 from jaxd_server.functions import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
-from jaxd_server.jax_placement import are_several, read_program
+from jaxd_server.jax_placement import are_several, is_known_as_bound, read_program
 from jaxd_server.kept_calls import KeptCall, call_name
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import Arguments, dynamic, leaves_of
@@ -123,15 +123,14 @@ class Shelf:
         started, before = time.monotonic(), resident_bytes()
         try:
             inputs, outputs, compile_s, devices, *bound = record.content
-            is_bound = bool(bound) or len(devices) > 1
-            call, devices = read_program(
-                record.payload, inputs, outputs, devices, None if is_bound else device
-            )
+            is_bound = is_known_as_bound(devices, bound)
+            wanted = None if is_bound else device
+            call, devices = read_program(record.payload, inputs, outputs, devices, wanted)
         except Exception as error:
             if jax_programs.is_out_of_memory(error):
                 raise
             self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
-            if not device:  # else it may well run on the one that it was compiled for
+            if not device or isinstance(error, ValueError):  # else it may well run on another
                 self.store.remove("programs", id)
             raise LookupError(id.hex()) from error
         program = Program(
@@ -163,7 +162,7 @@ class Shelf:
             return
         if not program.is_original:
             raise NotKept("it was read from disk itself, and XLA writes only what it compiled.")
-        bound = (True,) if program.is_bound and are_several() else ()
+        bound = (program.is_bound,) if are_several() else ()
         data = jax_programs.serialize(program.compiled)
         outputs = jax_programs.outputs_of(program.compiled)
         content = (inputs, outputs, program.compile_s, program.devices, *bound)

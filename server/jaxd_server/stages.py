@@ -19,9 +19,9 @@ from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
 from jaxd_server.compiler import Compiler
 from jaxd_server.devices import Devices
+from jaxd_server.explained import explained
 from jaxd_server.functions import Function, FunctionReplaced, Functions, FunctionSource
 from jaxd_server.jax_config import pinned, restore_defaults
-from jaxd_server.making import explained
 from jaxd_server.marshal import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.replies import Reply
 from jaxd_server.signature import signature_of

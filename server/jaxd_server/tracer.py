@@ -21,6 +21,7 @@ from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
 from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler, LoweredFunction
+from jaxd_server.explained import explained
 from jaxd_server.fresh_threads import FreshThreads
 from jaxd_server.functions import Described, Function, Functions
 from jaxd_server.imported_packages import ImportedPackages
@@ -28,7 +29,6 @@ from jaxd_server.interrupting import Interrupted, Interruptible, may_interrupt
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import NotHandedOver, pack_lowered
 from jaxd_server.kept_calls import call_name
-from jaxd_server.making import explained
 from jaxd_server.marshal import (
     Arguments,
     build_arguments,

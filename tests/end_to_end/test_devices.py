@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +16,11 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.errors import ConfigurationError, ValueDeleted
-from tests.end_to_end.counting import BUILT, WARM, costs
-from tests.live_server import TOKEN, LiveServer
+from tests.end_to_end.counting import BUILT, costs
+from tests.end_to_end.several_devices import MOVED, X, doubled, grown, here, spread_out
+from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.own_server
-
-EIGHT: Final = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-X: Final = np.arange(1 << 20, dtype="f4")
-"""So large that a result of its size stays on the server, and is seen in a device's memory."""
-
-MOVED: Final = {"executable_loads": 1}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """The server's own files, which another one finds later."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="module")
-def eight(folder: Path) -> Iterator[LiveServer]:
-    """A server with eight devices."""
-    server = LiveServer(folder, **EIGHT)
-    yield server
-    assert server.close() == 0
 
 
 @pytest.fixture
@@ -53,26 +29,6 @@ def client(eight: LiveServer) -> Iterator[Client]:
     gc.collect()
     with connect(eight.unix) as client:
         yield client
-
-
-def grown(client: Client, act: Callable[[], Any]) -> tuple[Any, set[int]]:
-    """What `act` returns, and the devices on which it left something of the size of `X`."""
-    before = [device.bytes_in_use for device in client.devices()]
-    made = act()
-    jax.block_until_ready(made)
-    after = [device.bytes_in_use for device in client.devices()]
-    limit = X.nbytes // 2
-    return made, {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if b - a > limit}
-
-
-def here(client: Client) -> int:
-    """The device of a client's session."""
-    (mine,) = (device.index for device in client.devices() if device.is_yours)
-    return mine
-
-
-def doubled(x: Any) -> Any:
-    return x * 2.0
 
 
 def energy(x: Any, scale: Any = 1.0) -> Any:
@@ -239,12 +195,6 @@ def test_donation_across_devices_gives_the_memory_back(client: Client) -> None:
 # what names devices itself -------------------------------------------------------------------
 
 
-def _sharded(x: Any) -> Any:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
-    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
-    return jax.lax.with_sharding_constraint(x, where) * 2.0
-
-
 def _collective(x: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
     spec = jax.sharding.PartitionSpec("i")
@@ -262,7 +212,7 @@ def _mapped(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (_sharded, lambda x: x * 2),
+        (spread_out, lambda x: x * 2),
         (_collective, lambda x: x + x.sum()),
         (_mapped, lambda x: x * np.arange(8, dtype="f4")[:, None]),
     ],
@@ -304,7 +254,7 @@ def test_functions_that_use_all_devices_wait_for_each_other(eight: LiveServer) -
 
 def test_where_its_arguments_lie_is_part_of_what_a_program_is(client: Client) -> None:
     """The same function on an array of one device and on one that lies on all, in turns."""
-    spread = client.persistent_call(_sharded).remote(X)
+    spread = client.persistent_call(spread_out).remote(X)
     function = client.persistent_call(lambda x: jnp.sqrt(x) + 1)
     one = client.put(X * 2)
     expected = np.asarray(jax.jit(lambda x: jnp.sqrt(x) + 1)(X * 2))
@@ -341,146 +291,33 @@ def test_arrays_that_were_put_on_two_devices_do_not_meet(client: Client) -> None
     np.testing.assert_array_equal(np.asarray(result), 2 * X + 1)
 
 
-# sessions ------------------------------------------------------------------------------------
+def test_whatever_is_called_where_gives_what_numpy_gives(eight: LiveServer) -> None:
+    """Two clients, all devices, values of either kind, given up or not, in an order by lot."""
+    lot = random.Random(7)
+    plain: list[Any] = [lambda x, y: x * 2 + y, lambda x, y: x - y * 3]
+    with connect(eight.unix) as one, connect(eight.unix) as other:
+        for client in (one, other):
+            keep = [client.persistent_call(function) for function in plain]
+            give = [client.persistent_call(function, donate_argnums=0) for function in plain]
+            spread = client.persistent_call(spread_out)
+            start = np.arange(1024, dtype="f4").reshape(8, 128) % 7
+            pairs = [(client.put(start), start)]
+            for _ in range(40):
+                kind = lot.randrange(2)
+                function = lot.choice((keep, give))[kind]
+                device = lot.choice((None, *range(8)))
+                x, expected = pairs.pop(lot.randrange(len(pairs)))
+                y, other_expected = lot.choice([*pairs, (start, start)])
+                result = function.on(device).remote(x, y)
+                wanted = plain[kind](expected, other_expected) % 11
+                pairs.append((client.persistent_call(_remainder).on(device).remote(result), wanted))
+                if lot.random() < 0.2:
+                    pairs.append((spread.remote(pairs[-1][0]), wanted * 2))
+                if lot.random() < 0.4 or not pairs:
+                    pairs.append((client.put(start), start))
+            for value, wanted in pairs:
+                np.testing.assert_array_equal(np.asarray(value), wanted)
 
 
-def test_sessions_are_placed_on_the_freest_device(eight: LiveServer) -> None:
-    """One that only asks is in nobody's way, and one that has ended leaves its place."""
-    gc.collect()
-    with connect(eight.unix) as first:
-        np.asarray(first.persistent_call(doubled)(X[:4]))
-        with connect(eight.unix) as asking, connect(eight.unix) as second:
-            np.asarray(second.persistent_call(doubled)(X[:4]))
-            places = [here(one) for one in (first, asking, second)]
-            assert len(set(places)) == 3
-            rows = first.devices()
-            assert [rows[place].sessions for place in places] == [1, 1, 1]
-            left = places[2]
-        with connect(eight.unix) as third:
-            assert here(third) != here(first)
-        assert first.devices()[left].sessions == 0
-
-
-def test_a_client_may_say_where_it_computes(
-    eight: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also by its environment; a device that is not there is an error when it connects."""
-    with connect(eight.unix, device=6) as client:
-        assert here(client) == 6
-        assert grown(client, lambda: client.persistent_call(doubled)(X))[1] == {6}
-        assert grown(client, lambda: client.put(X))[1] == {6}
-    monkeypatch.setenv("JAXD_DEVICE", "5")
-    with connect(eight.tcp, token=TOKEN) as client:
-        assert here(client) == 5
-    with pytest.raises(ConfigurationError, match="8 devices: 0 to 7"):
-        connect(eight.tcp, token=TOKEN, device=8)
-
-
-def test_a_session_keeps_its_place_when_its_connection_is_lost(eight: LiveServer) -> None:
-    """With its values; and a put and a call go there."""
-    with connect(eight.unix) as first, connect(eight.unix) as client:
-        np.asarray(first.persistent_call(doubled)(X[:4]))
-        place = here(client)
-        value, places = grown(client, lambda: client.put(X))
-        assert places == {place} != {here(first)}
-        connection: Any = client.caller.connection()
-        connection.shut()
-        assert here(client) == place
-        assert client.caller.connection() is not connection
-        result, places = grown(client, lambda: client.persistent_call(doubled).remote(value))
-        assert places == {place}
-        np.testing.assert_array_equal(np.asarray(result), X * 2)
-
-
-def test_clients_without_jax_choose_as_well(eight: LiveServer) -> None:
-    """And the command lists the devices."""
-    program = """
-import sys, numpy as np, jaxd
-from jaxd import persistent_call
-
-@persistent_call
-def doubled(x):
-    return x * 2
-
-x = np.ones(1 << 20, "f4")
-before = jaxd.devices()
-y = doubled.on(device=5).remote(x)
-jaxd.wait(y)
-after = jaxd.devices()
-print([b.index for a, b in zip(before, after) if b.bytes_in_use - a.bytes_in_use > 1 << 20])
-print(len(after), after[5].platform, after[5].kind, sum(d.is_yours for d in after))
-print(float(doubled.on(after[2])(y)[0]), "jax" in sys.modules)
-"""
-    done = eight.run(program)
-    assert (done.stderr, done.stdout.splitlines()) == (
-        "",
-        ["[5]", "8 cpu cpu 1", "4.0 False"],
-    )
-    done = eight.run("import sys; from jaxd.cli import main; sys.exit(main(['devices', '--json']))")
-    rows = json.loads(done.stdout)["devices"]
-    assert [row["index"] for row in rows] == list(range(8))
-    assert all(row["bytes_limit"] > 0 and row["sessions"] >= 0 for row in rows)
-
-
-def test_after_a_restart_programs_are_loaded_for_the_device_that_is_asked_for(
-    eight: LiveServer, folder: Path
-) -> None:
-    """Not traced, not compiled, whichever device they were compiled for, and run there."""
-    with connect(eight.unix) as client:
-        client.persistent_call(_kept).on(3)(X)
-        client.persistent_call(_kept_too)(X)
-        spread = client.persistent_call(_kept_sharded).remote(X)
-        client.persistent_call(_kept_sum)(spread)
-        client.persistent_call(_kept).on(3).warm(X)  # returns when all is written
-    again = LiveServer(folder, "--devices-per-session", "4", name="again", **EIGHT)
-    try:
-        with connect(again.unix) as first, connect(again.unix) as client:
-            np.asarray(first.persistent_call(doubled)(X[:4]))
-            assert [device.index for device in client.devices() if device.is_yours] == [4, 5, 6, 7]
-            with costs(client) as spent:
-                places = [
-                    grown(client, partial(f.remote, X))[1]
-                    for f in (
-                        client.persistent_call(_kept).on(3),
-                        client.persistent_call(_kept_too),
-                        client.persistent_call(_kept_too).on(2),
-                    )
-                ]
-                spread = client.persistent_call(_kept_sharded).remote(X)
-                total = client.persistent_call(_kept_sum)(spread)
-            assert places == [{3}, {4}, {2}]
-            assert float(total) == float(np.sum(X * 2.0 > 3))
-            assert spent == {"executable_loads": 5}
-    finally:
-        assert again.close() == 0
-
-
-def _kept(x: Any) -> Any:
-    return jnp.exp(-x)
-
-
-def _kept_too(x: Any) -> Any:
-    return jnp.exp(-x) * 7
-
-
-def _kept_sharded(x: Any) -> Any:
-    return _sharded(x)
-
-
-def _kept_sum(x: Any) -> Any:
-    return jnp.sum(x > 3)
-
-
-def test_a_server_with_one_device_has_one(live: LiveServer) -> None:
-    """Which is the first, by any name."""
-    with connect(live.unix) as client:
-        (only,) = client.devices()
-        assert (only.index, only.is_yours) == (0, True)
-        function = client.persistent_call(lambda x: x - 7)
-        with costs(client) as spent:
-            function(2.0)
-            assert float(function.on(0)(2.0)) == -5.0
-        assert spent["compiles"] == 1
-        with pytest.raises(ConfigurationError, match="1 device: 0"):
-            function.on(1)(2.0)
-        assert spent != WARM
+def _remainder(x: Any) -> Any:
+    return x % 11

@@ -283,6 +283,29 @@ def test_a_program_that_finds_no_room_stays_on_disk(
     assert failures == []
 
 
+def test_where_there_are_several_devices_a_program_says_whether_it_may_move(
+    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was written by who did not know of them is made anew."""
+    kitchen = open_kitchen()
+    kitchen.value(Source(step), X)
+    _, kept = kept_one(kitchen)
+    shelf = kitchen.shelf
+    assert shelf is not None
+    for module in ("shelf", "jax_placement"):
+        monkeypatch.setattr(f"jaxd_server.{module}.are_several", lambda: True)
+    with pytest.raises(LookupError):
+        shelf.program(kept.program, 1)
+    assert not shelf.store.has("programs", kept.program)
+    (executable,) = kitchen.executables.all()
+    shelf._keep_program(executable.program, 1)
+    assert shelf.program(kept.program).is_bound is False
+    executable.program.is_bound = True
+    shelf.store.remove("programs", kept.program)
+    shelf._keep_program(executable.program, 1)
+    assert shelf.program(kept.program, 3).is_bound is True
+
+
 def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_kitchen: Open) -> None:
     """Its file stays meanwhile."""
     kitchen = open_kitchen()

@@ -1,0 +1,29 @@
+"""What end-to-end tests of several files share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.several_devices import EIGHT
+from tests.live_server import LiveServer
+
+
+@pytest.fixture(scope="session")
+def folder_of_eight() -> Iterator[Path]:
+    """The own files of `eight`, which another server finds later."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def eight(folder_of_eight: Path) -> Iterator[LiveServer]:
+    """A server with eight devices."""
+    server = LiveServer(folder_of_eight, **EIGHT)
+    yield server
+    assert server.close() == 0
