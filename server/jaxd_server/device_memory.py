@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 
@@ -71,10 +71,20 @@ def _whole_device() -> str:
     statistics = _statistics()
     if "bytes_in_use" not in statistics:
         return f"The machine has {in_words(machine_bytes())}."
+    devices = jax.local_devices()
+    if len(devices) > 1:
+        each = (_of_one(number, device.memory_stats()) for number, device in enumerate(devices))
+        return f"In use are {', '.join(each)}."
     return (
         f"Of the device's {in_words(device_bytes_limit())}, "
         f"{in_words(int(statistics['bytes_in_use']))} are in use."
     )
+
+
+def _of_one(number: int, said: Mapping[str, int] | None) -> str:
+    numbers = said or {}
+    used, limit = (int(numbers.get(name, 0)) for name in ("bytes_in_use", "bytes_limit"))
+    return f"{in_words(used)} of {in_words(limit)} on device {number}"
 
 
 def _statistics() -> dict[str, int]:

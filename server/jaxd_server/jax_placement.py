@@ -45,14 +45,19 @@ Places = tuple[tuple[int, Hashable], ...]
 
 
 @cache
+def _devices() -> tuple[Any, ...]:
+    return tuple(jax.devices())
+
+
+@cache
 def are_several() -> bool:
     """Whether there is more than one device to choose from; starts jax's backend."""
-    return len(jax.devices()) > 1
+    return len(_devices()) > 1
 
 
 def index_of(device_id: int) -> int:
     """The index among jax's devices of the one with that id."""
-    return next(i for i, device in enumerate(jax.devices()) if device.id == device_id)
+    return next(i for i, device in enumerate(_devices()) if device.id == device_id)
 
 
 # arrays ------------------------------------------------------------------------------------------
@@ -62,7 +67,7 @@ _HERE: Final = nullcontext()
 
 def placed(device: int) -> AbstractContextManager[Any]:
     """Within it, what comes to no device in particular comes to this one, in this thread."""
-    return jax.default_device(jax.devices()[device]) if device else _HERE
+    return jax.default_device(_devices()[device]) if device else _HERE
 
 
 def place_of(leaf: Any) -> Hashable | None:
@@ -92,7 +97,7 @@ def is_bound(lowered: jax.stages.Lowered) -> bool:
     """Whether the devices of a program follow from what it is, and not from who calls it."""
     try:
         facts = lowered._lowering.compile_args
-        return bool(facts["committed"]) or device_ids(lowered) != (jax.devices()[0].id,)
+        return bool(facts["committed"]) or device_ids(lowered) != (_devices()[0].id,)
     except (AttributeError, KeyError):
         return True
 
@@ -116,7 +121,7 @@ def move_lowered(lowered: jax.stages.Lowered, device: int) -> jax.stages.Lowered
     from jaxlib import xla_client
 
     lowering: Any = copy.copy(lowered._lowering)
-    lowering._device_list = xla_client.DeviceList((jax.devices()[device],))
+    lowering._device_list = xla_client.DeviceList((_devices()[device],))
     lowering._executable = None
     moved = copy.copy(lowered)
     moved._lowering = lowering
@@ -135,10 +140,10 @@ def read_program(
         devices: the ids of those that it was compiled for.
         device: the index of the one that it is wanted on; None when it is bound.
     """
-    wanted = devices if device is None else (jax.devices()[device].id,)
+    wanted = devices if device is None else (_devices()[device].id,)
     if wanted == devices:
         return jax_programs.load(data, inputs, outputs, devices), devices
-    return load_on(data, inputs, outputs, jax.devices()[device or 0]), wanted
+    return load_on(data, inputs, outputs, _devices()[device or 0]), wanted
 
 
 def moved(program: Flat, device: int) -> Flat:
@@ -151,7 +156,7 @@ def moved(program: Flat, device: int) -> Flat:
     data = jax_programs.serialize(program)
     compiled: Any = program
     inputs, outputs = compiled.in_tree.num_leaves, jax_programs.outputs_of(program)
-    return load_on(data, inputs, outputs, jax.devices()[device])
+    return load_on(data, inputs, outputs, _devices()[device])
 
 
 def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:

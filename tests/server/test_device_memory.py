@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxd_server.device_memory import device_bytes_limit, in_words, memory_in_use
+from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit, in_words, memory_in_use
 from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
 from tests.server.builds import executable
@@ -89,3 +89,19 @@ def test_what_the_device_says_of_itself_is_passed_on(
     text = memory_in_use([sized("f", 9 << 20, 1 << 20)])
     assert text.endswith("f with 1.0 MiB. Of the device's 4.0 GiB, 3.0 GiB are in use.")
     assert device_bytes_limit() == 4 << 30
+
+
+def test_of_several_devices_each_is_named(no_arrays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be only one of them that is full."""
+
+    class Device:
+        def __init__(self, used: int) -> None:
+            self.used = used
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 1 << 30, "bytes_in_use": self.used}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(1 << 29), Device(0)])
+    text = memory_in_use([])
+    assert text.endswith("In use are 512.0 MiB of 1.0 GiB on device 0, 0 B of 1.0 GiB on device 1.")
+    assert all_devices_bytes() == 2 << 30

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import pytest
+
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.trees import Leaf
+from jaxd_server.devices import Devices
 from jaxd_server.replies import Finish
 from jaxd_server.sessions import Session, Sessions
 from jaxd_server.value import Value
@@ -30,6 +35,28 @@ def test_a_client_that_comes_back_finds_its_session() -> None:
         sessions.leave(session)
     assert sessions.connections == 0
     assert sessions.enter(session.id, "uid:1") is session
+
+
+def test_a_session_has_the_device_that_is_wanted_or_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps it until its client wants another one."""
+    devices = [SimpleNamespace(id=n, device_kind="H200", memory_stats=_full) for n in range(3)]
+    monkeypatch.setattr("jax.devices", lambda: devices)
+    sessions = Sessions(60.0, devices=Devices())
+    first, second = sessions.enter(None, "uid:1"), sessions.enter(None, "uid:1", 0)
+    assert (first.device, second.device) == (0, 0)
+    third = sessions.enter(None, "uid:1")
+    assert third.device == 1
+    sessions.leave(third)
+    assert sessions.enter(None, "uid:1").device == 2
+    assert sessions.enter(third.id, "uid:1").device == 1
+    assert sessions.enter(third.id, "uid:1", 2).device == 2
+    with pytest.raises(ConfigurationError, match="3 devices"):
+        sessions.enter(None, "uid:1", 3)
+    assert sessions.connections == 5
+
+
+def _full() -> dict[str, int]:
+    return {"bytes_in_use": 7}
 
 
 def test_nobody_enters_the_session_of_another_principal() -> None:

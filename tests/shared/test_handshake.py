@@ -18,6 +18,7 @@ from jaxd_protocol.accounts import Account
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
+    ConfigurationError,
     NoServer,
     ProtocolError,
     VersionMismatch,
@@ -71,6 +72,29 @@ def meet(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any
         sides = [pool.submit(client), pool.submit(server)]
         ends = [side.exception() or side.result() for side in sides]
     return ends[0], ends[1]
+
+
+@pytest.mark.parametrize(("device", "told"), [(None, None), (3, 3), (0, 0), ("3", None)])
+def test_a_client_may_want_a_device(pair: Pair, device: Any, told: int | None) -> None:
+    """Proved with the rest; what is no number is none."""
+    client, server = pair
+    _, guest = meet(
+        lambda: greet_server(client, {}, TOKEN, None, device), lambda: serve(server, TOKEN)
+    )
+    assert (guest.device, guest.principal[:6]) == (told, "token:")
+
+
+def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> None:
+    """In the server's own words."""
+    client, server = pair
+
+    def refuse_it() -> None:
+        assert server.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
+        greet_client(server, {}, None, "uid:7")
+        refuse(server, ConfigurationError, "there are 8")
+
+    error, _ = meet(lambda: greet_server(client, {}, None, None, 9), refuse_it)
+    assert (type(error), str(error)) == (ConfigurationError, "there are 8")
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
