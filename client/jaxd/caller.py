@@ -17,7 +17,7 @@ from jaxd.link import Link
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S
 from jaxd.raised import raised_by
-from jaxd.results import Home, ResultsAs, unreadable
+from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
@@ -176,7 +176,7 @@ class Caller(Link):
                     late=late,
                     about=call,
                 )
-                ready = value[0] != FAILED
+                ready = checked(value)[0] != FAILED
             except BaseException as error:
                 connection.cancel(number)
                 if remote is not None and drops:
@@ -237,17 +237,14 @@ class Caller(Link):
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
         identity = call.spec.identity
-        try:
-            has_failed, told, *more = value
-        except (TypeError, ValueError) as error:
-            raise unreadable() from error
+        has_failed, told, *more = checked(value)
         if has_failed == FAILED:
             raise raised_by(told, identity.name, connection)
         if call.stay is not None:
             remote = connection.remote  # not that of today: what stayed belongs to its session
             assert remote is not None
             return remote.calls.read(call, told, Home.of(value, buffers))
-        if not more:
+        if not more or type(more[0]) is not bytes:
             raise unreadable()
         with identity.travelling():
             return identity.reader.read(told, more[0], buffers, call.results)

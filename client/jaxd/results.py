@@ -12,12 +12,13 @@ from jaxd.arrays_here import Kind, array_here, kind_here
 from jaxd.jax_side import require_jax
 from jaxd.own_objects import Met, OwnObjects
 from jaxd.remote_objects import RemoteObject
+from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees import Layout, Leaf, Place, Placement, parse_skeleton
 from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
-__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs", "unreadable"]
+__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs", "checked", "unreadable"]
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
@@ -28,6 +29,19 @@ def unreadable() -> ProtocolError:
     return ProtocolError(
         "the server's reply to a call cannot be read. Install the same jaxd on both sides."
     )
+
+
+def checked(reply: Any) -> tuple[Any, ...]:
+    """A reply to a call: whether it has failed, and with what or what the result looks like.
+
+    Raises:
+        ProtocolError: when it is something else.
+    """
+    if type(reply) is tuple and len(reply) >= 2:
+        told = type(reply[1])
+        if told is bytes or told is (tuple if reply[0] == FAILED else str):
+            return reply
+    raise unreadable()
 
 
 class Home(NamedTuple):
@@ -50,9 +64,12 @@ class Home(NamedTuple):
             ProtocolError: when it is no such reply.
         """
         try:
-            return cls(reply[2], buffers, unpack_numbers(reply[4]))
+            blob, away = reply[2], unpack_numbers(reply[4])
         except (IndexError, TypeError) as error:
             raise unreadable() from error
+        if type(blob) is not bytes:
+            raise unreadable()
+        return cls(blob, buffers, away)
 
     def check(self, leaves: int) -> None:
         """Raises `ProtocolError` unless it is a part of a result of so many leaves."""

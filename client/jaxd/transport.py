@@ -21,6 +21,7 @@ from jaxd_protocol.errors import (
     ConnectionLost,
     JaxdError,
     PackingError,
+    ProtocolError,
 )
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkStream, Frame, Value
@@ -274,8 +275,7 @@ class ClientConnection(SharedReading):
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
         if verb == "event":
-            number, kind, content = args
-            self._answers.event(self, number, kind, json.loads(content))
+            self._answers.event(self, *_event(args))
             return
         # in a thread of its own: an answer may be large, and whoever reads must go on reading
         threading.Thread(
@@ -314,3 +314,19 @@ class ClientConnection(SharedReading):
         self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
+
+
+def _event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
+    """Number of the call, kind and content of an event.
+
+    Raises:
+        ProtocolError: when it is none.
+    """
+    try:
+        number, kind, text = args
+        content = json.loads(text)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ProtocolError("the server reports something that cannot be read.") from error
+    if (type(number), type(kind), type(content)) != (int, str, dict):
+        raise ProtocolError("the server reports something that is no event.")
+    return number, kind, content

@@ -12,7 +12,9 @@ import os
 import socket
 import struct
 import tempfile
+import threading
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -397,6 +399,86 @@ def _requests(data: bytes) -> None:
         os.sched_yield()
 
 
+class _Impostor:
+    """A server that greets, and says to whoever calls what it was told to say."""
+
+    def __init__(self) -> None:
+        self.says = b""
+        self.path = f"{_folder()}/impostor.sock"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            with sock, suppress(OSError, EOFError):
+                sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
+                _, said = handshake.greet_client(sock, {}, (), "me")
+                welcome = {"auth": "none", "session": "s", "slots": 8, "max_frame_bytes": 1 << 20}
+                handshake.finish_greeting(sock, {}, None, said, welcome)
+                sock.recv(1 << 16)  # the call
+                sock.sendall(self.says)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+
+
+@cache
+def _impostor() -> _Impostor:
+    return _Impostor()
+
+
+HELD: list[Any] = []
+
+
+def _victim(x: Any) -> Any:
+    return x + len(HELD) + len(os.sep)
+
+
+def _answers(data: bytes) -> None:
+    """What a server says to a client while a call is open; the caller gets an error of ours."""
+    from jaxd import connect
+
+    impostor = _impostor()
+    impostor.says = data
+    with warnings.catch_warnings(), connect(f"unix://{impostor.path}") as client:
+        warnings.simplefilter("ignore")
+        client.persistent_call(_victim, results="numpy")(1.0)
+    assert not HELD
+
+
+def _replies() -> list[bytes]:
+    from jaxd_protocol.wire.connection import encode_reply, encode_request
+
+    def frames(*bodies: bytes) -> bytes:
+        return b"".join(map(_frame, bodies))
+
+    failure = describe_failure(ValueError("x"))
+    events = [
+        ("stage", {"stage": "trace", "function": "f"}),
+        ("built", {"function": "f", "seconds": 3.0, "reason": "r"}),
+        ("warning", {"function": "f", "text": "t"}),
+        ("print", {"text": "", "stream": "stdout"}),
+        ("warned", {"text": "t", "category": "UserWarning"}),
+        ("logged", {"name": "jaxd.fuzz", "level": 10, "text": "t"}),
+        ("compiled", {"text": "t"}),
+        ("unsaid", {}),
+    ]
+    return [
+        frames(encode_reply(1, (0, _RESULT, bytes(samples.parse(_RESULT).whole.blob_bytes)))),
+        frames(encode_reply(1, (1, failure))),
+        frames(encode_reply(1, (1, failure)), encode_reply(2, (1, failure))),
+        *[
+            frames(encode_request(1, "event", (1, kind, json.dumps(content))))
+            for kind, content in events
+        ],
+        frames(encode_request(1, "describe", (b"k" * 16,)), encode_request(2, "code", (b"f",))),
+        frames(encode_request(1, "callback", (1, SKELETON, b"", 1))),
+    ]
+
+
 def _request(verb: str, *args: Any) -> bytes:
     from jaxd_protocol.wire.connection import encode_request
 
@@ -553,6 +635,7 @@ TARGETS: dict[str, Target] = {
         _config, [b'server = "tcp://h:1"\ntoken_file = "~/x"\nautostart = false\n']
     ),
     "tls": Target(_tls, [_tls_hello()], (JaxdError, OSError, EOFError)),
+    "answers": Target(_answers, _replies(), (JaxdError, ValueError)),  # one of them says that
     "requests": Target(_requests, _conversations(), (JaxdError,)),
     "token file": Target(_token, [b"a" * 43 + b"\n", b" \xff\n"]),
 }

@@ -73,6 +73,8 @@ def parse_skeleton(
     Raises:
         ProtocolError: when it is not a skeleton.
     """
+    if type(skeleton) is not bytes:
+        raise ProtocolError("a tree's skeleton is no bytes.")
     reader = Reader(skeleton, find_class, unpickle, own, open_template, close)
     try:
         build = reader.node()
