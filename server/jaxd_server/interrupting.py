@@ -3,7 +3,7 @@
 CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It is delivered when
 that thread starts, jumps back in, or returns from a call of a Python function, some time later; by
 then the thread may be at something else. So a thread says in which stretch it may be interrupted,
-and the end of that stretch takes back what was not delivered. `except:` and a finalizer swallow
+and the end of that stretch waits for what is still on its way. `except:` and a finalizer swallow
 such an exception, so it is sent again until the stretch ends.
 """
 
@@ -97,9 +97,16 @@ class Interruptible:
         return result
 
     def _take_back(self) -> None:
+        """Returns when nothing is on its way to this thread; or raises what was.
+
+        CPython can take back an exception that was not raised yet, but then looks for it for ever,
+        at each step of every thread. So one is sent that takes the place of any other: it is
+        raised as soon as it is sent, because the thread that sends it is the one that gets it.
+        """
         while self._is_acting:  # somebody looked before it was closed
             time.sleep(0)
-        _raise_in(self._thread, None)
+        if self.sent:
+            _raise_in(self._thread, Interrupted)
 
     def interrupt(self) -> bool:
         """Raises `Interrupted` in it if it runs; whether it does.
@@ -126,10 +133,9 @@ class Interruptible:
         return not self._is_closed
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Has an exception raised in a thread; None takes back one that was not raised yet."""
-    exception = None if kind is None else ctypes.py_object(kind)
-    _PYTHON.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Has an exception raised in a thread, in place of one that it would raise anyway."""
+    _PYTHON.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 @contextmanager

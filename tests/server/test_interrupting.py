@@ -163,6 +163,27 @@ def test_no_interrupt_ever_comes_too_late(length: int, monkeypatch: pytest.Monke
     assert innocent == 20 * (outcomes["done"] + outcomes["interrupted"])
 
 
+def test_python_does_not_look_for_more_afterwards() -> None:
+    """It would at each step of every thread; and on Python 3.11 a profiler then never returns."""
+    one = Interruptible()
+
+    def run() -> None:
+        with pytest.raises(Interrupted):
+            one.run(endless)
+
+    thread = start(run)
+    until(lambda: ends(one, thread))
+    one.sent = 0
+    one.run(lambda: None)
+
+    def profiled() -> None:
+        sys.setprofile(lambda *_: None)
+        sum(map(abs, range(10)))
+        sys.setprofile(None)
+
+    join([start(profiled)])
+
+
 def test_threads_beside_it_are_left_alone() -> None:
     """Also those that get the number of a thread that has ended."""
     one = Interruptible()
