@@ -169,6 +169,7 @@ class Compiler:
             devices=jax_programs.device_ids(lowered),
         )
         program.is_bound = bound
+        program.run_bytes = jax_programs.run_bytes(compiled)
         if function.obstacle == "callbacks":
             program.calls_back = jax_programs.has_effects(lowered)
             program.calls_python = True

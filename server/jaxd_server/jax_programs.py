@@ -52,11 +52,14 @@ __all__ = [
     "outputs_of",
     "prepare",
     "program_id",
+    "run_bytes",
     "serialize",
     "wait_for_effects",
 ]
 
 Flat = Callable[..., list[Any]]
+
+_MUCH: Final = 256 << 20
 """A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
 
 _missing: Final[set[str]] = set()
@@ -162,6 +165,22 @@ def outputs_of(program: Flat) -> int:
     """The number of leaves that a program returns which `serialize` can write."""
     compiled: Any = program
     return int(compiled.out_tree.num_leaves)
+
+
+def run_bytes(program: Flat) -> int:
+    """Bytes of the machine's memory that a call takes beside its arguments, where that is much.
+
+    0 where it is little, where jax does not say, and where the device has memory of its own: that
+    refuses what it has no room for, whereas a system gives more than it has, and ends who uses it.
+    """
+    if jax.default_backend() != "cpu":
+        return 0
+    try:
+        found = program.memory_analysis()  # type: ignore[attr-defined]
+        taken = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    except Exception:  # noqa: BLE001  as above
+        return 0
+    return int(taken) if taken >= _MUCH else 0
 
 
 def is_nan_error(error: BaseException) -> bool:

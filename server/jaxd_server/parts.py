@@ -62,7 +62,7 @@ from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.precautions import Precautions
-from jaxd_server.pressure import Pressure
+from jaxd_server.pressure import Pressure, host_spare
 from jaxd_server.readership import Sentry
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
@@ -176,7 +176,7 @@ class Parts:
             Maker(functions, compiler, counters, self._shelf, self._tracing, quota),
             admission,
             counters,
-            Shortage(reclaimer, self._holders, device_bytes_limit),
+            Shortage(reclaimer, self._holders, device_bytes_limit, host_spare),
             self._shelf,
             None if renew is None else Renewal(packages, admission, renew, self._has_values),
         )

@@ -269,6 +269,8 @@ class Pipeline:
         return function
 
     def _dispatch(self, run: Run) -> None:
+        if run.executable.program.run_bytes:
+            self.shortage.foresee(run.executable.program.run_bytes)
         try:
             return run.dispatch()
         except Exception as error:  # noqa: BLE001  raised again but for one

@@ -8,8 +8,9 @@ are missed least, see `eviction`.
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +18,7 @@ from jaxd_server.logs import log_event
 from jaxd_server.memory import machine_bytes, resident_bytes
 from jaxd_server.reclaimer import Reclaimer
 
-__all__ = ["Pressure", "host_use"]
+__all__ = ["Pressure", "host_spare", "host_use"]
 
 _LOOK_S: Final = 1.0
 _RELIEVED: Final = 0.03
@@ -31,33 +32,36 @@ _CGROUP: Final = "/sys/fs/cgroup"
 
 def host_use(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> float:
     """The share of the memory of machine or container that cannot be had: 0 where nobody says."""
-    return max(_container_use(root), _machine_use(meminfo))
+    return max((1 - spare / total for spare, total in _sizes(root, meminfo)), default=0.0)
 
 
-def _machine_use(path: str) -> float:
-    with suppress(OSError, ValueError, IndexError, KeyError), open(path, encoding="ascii") as file:
-        sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
-        return 1 - sizes["MemAvailable"] / sizes["MemTotal"]
-    return 0.0
+def host_spare(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> int:
+    """Bytes of it that can be had; as many as one likes where nobody says."""
+    return min((spare for spare, _ in _sizes(root, meminfo)), default=sys.maxsize)
 
 
-def _container_use(root: str) -> float:
-    """Without what the system would drop by itself: files that were read and are not in use."""
-    for limit, used, idle in (
-        ("memory.max", "memory.current", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ):
-        with suppress(OSError, ValueError):
-            most = int(_read(f"{root}/{limit}"))  # "max" where there is none
-            folder = limit.rpartition("/")[0]
-            rows = _read(f"{root}/{folder}/memory.stat").splitlines()
+def _sizes(root: str, meminfo: str) -> Iterator[tuple[int, int]]:
+    """Of machine and container: bytes that can be had, and all."""
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        rows = _read(meminfo).splitlines()
+        sizes = {row.split(":")[0]: int(row.split()[1]) << 10 for row in rows}
+        yield sizes["MemAvailable"], sizes["MemTotal"]
+    for folder, limit, used, idle in _CONTAINERS:
+        with suppress(OSError, ValueError, IndexError):
+            most = int(_read(f"{root}/{folder}{limit}"))  # "max" where there is none
+            rows = _read(f"{root}/{folder}memory.stat").splitlines()
+            # without what the system drops by itself: files that were read and are not in use
             spare = {row.split()[0]: int(row.split()[1]) for row in rows}.get(idle, 0)
-            return max(0, int(_read(f"{root}/{used}")) - spare) / most
-    return 0.0
+            taken = max(0, int(_read(f"{root}/{folder}{used}")) - spare)
+            yield max(0, most - taken), most
+            return
+
+
+_CONTAINERS: Final = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""In the two versions of cgroups."""
 
 
 def _read(path: str) -> str:

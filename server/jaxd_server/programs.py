@@ -23,6 +23,7 @@ class Program:
         load_s: seconds that it took to read it from disk; 0 when it was compiled here.
         host_bytes: by how much the process grew for it.
         device_bytes: what it takes on the device.
+        run_bytes: what a call takes of the machine's memory, where that is much; else 0.
         devices: ids of those that it runs on.
         is_original: whether XLA compiled it in this process: only then it can be written to disk.
         calls_python: whether it calls Python while it runs.
@@ -46,6 +47,7 @@ class Program:
         "is_original",
         "is_written",
         "load_s",
+        "run_bytes",
     )
 
     def __init__(
@@ -70,6 +72,7 @@ class Program:
         self.is_original = is_original
         self.is_bound = False
         self.is_written = True
+        self.run_bytes = 0
         self.calls_back = False
         self.calls_python = False
 

@@ -144,6 +144,7 @@ class Shelf:
             is_original=False,
         )
         program.is_bound = is_bound
+        program.run_bytes = jax_programs.run_bytes(call)
         return program
 
     def suspect_program(self, id: bytes) -> None:  # noqa: A002

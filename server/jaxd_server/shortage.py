@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jaxd_protocol.errors import OutOfMemory
+from jaxd_server.device_memory import in_words
 from jaxd_server.jax_programs import is_out_of_memory
 from jaxd_server.logs import log_event
 from jaxd_server.reclaimer import Reclaimer
@@ -29,6 +31,7 @@ class Shortage:
         reclaimer: makes room.
         holders: says in a few words what uses the memory.
         capacity: bytes that the device has; 0 when nobody knows.
+        spare: bytes of the machine's memory that can be had.
     """
 
     def __init__(
@@ -36,10 +39,12 @@ class Shortage:
         reclaimer: Reclaimer,
         holders: Callable[[], str],
         capacity: Callable[[], int] = lambda: 0,
+        spare: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self._reclaimer = reclaimer
         self._holders = holders
         self._capacity = capacity
+        self._spare = spare
 
     def relieved(self, do: Callable[[], T]) -> T:
         """What `do` returns; when it finds no room, some is made and it is done once more.
@@ -55,6 +60,26 @@ class Shortage:
                 raise
             failure = str(error)  # the error itself holds the frames that failed, and their arrays
         return self.again(do, failure)
+
+    def foresee(self, nbytes: int) -> None:
+        """Returns when the machine has room for what a call takes, if need be after making some.
+
+        Raises:
+            OutOfMemory: when it has none; says what uses the memory.
+        """
+        if nbytes <= self._spare():
+            return
+        dropped = 0
+        if nbytes <= (self._capacity() or nbytes):
+            dropped = self._reclaimer.reclaim_all()
+            tried = f"Dropping what was idle (executables: {dropped}) did not help."
+            if nbytes <= self._spare():
+                return
+        else:
+            tried = "That is more than there is, whatever is dropped."
+        failure = f"Out of memory allocating {nbytes} bytes; {in_words(self._spare())} are left."
+        log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
+        raise self._told(failure, tried)
 
     def again(self, do: Callable[[], T], failure: str = "") -> T:
         """Makes room and does what had none.

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxd_server import pressure as module
-from jaxd_server.pressure import Pressure, host_use
+from jaxd_server.pressure import Pressure, host_spare, host_use
 from jaxd_server.reclaimer import Reclaimer
 
 GIB = 1 << 30
@@ -135,11 +136,16 @@ def test_what_is_in_use_of_the_machine_or_its_container(
     """Whichever has less room; without what the system drops by itself."""
     write(tmp_path, meminfo="MemTotal: 400 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\n", **files)
     assert host_use(str(tmp_path), str(tmp_path / "meminfo")) == use
+    total = 4 * GIB if len(files) == 3 else 0
+    assert host_spare(str(tmp_path), str(tmp_path / "meminfo")) == min(
+        300 << 10, int(total * (1 - use)) or sys.maxsize
+    )
 
 
 def test_nobody_says(tmp_path: Path) -> None:
     """On another system."""
     assert host_use(str(tmp_path), str(tmp_path / "meminfo")) == 0.0
+    assert host_spare(str(tmp_path), str(tmp_path / "meminfo")) == sys.maxsize
 
 
 def test_this_machine_has_some_left() -> None:

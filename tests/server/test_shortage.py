@@ -174,3 +174,55 @@ def test_a_call_whose_arguments_are_gone_is_not_repeated(
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         kitchen.value(source, np.float32(1))
     assert len(attempts) == 1
+
+
+class Room:
+    """Memory of a machine, of which dropping programs frees some."""
+
+    def __init__(self, spare: int, freed: int, capacity: int = 1000) -> None:
+        self.pool = Pool(3, 9)
+        reclaimer = Reclaimer()
+        reclaimer.register(self.pool)
+        self.relief = Shortage(
+            reclaimer,
+            lambda: "The table is full of crumbs.",
+            lambda: capacity,
+            lambda: spare + (0 if self.pool.held else freed),
+        )
+
+
+def test_what_there_is_room_for_is_not_prevented() -> None:
+    """And costs nobody anything."""
+    room = Room(spare=100, freed=0)
+    room.relief.foresee(100)
+    assert room.pool.held == 3
+
+
+def test_room_is_made_before_the_system_ends_the_process() -> None:
+    """It gives more than it has, and then takes back everything."""
+    room = Room(spare=100, freed=50)
+    room.relief.foresee(150)
+    assert room.pool.held == 0
+
+
+def test_a_call_that_asks_too_much_is_refused_before_it_runs() -> None:
+    """With what uses the memory; and where it is hopeless, without a loss to others."""
+    room = Room(spare=100, freed=50)
+    with pytest.raises(OutOfMemory, match=r"150 B are left.*did not help.*crumbs"):
+        room.relief.foresee(500)
+    assert room.pool.held == 0
+    room = Room(spare=100, freed=50)
+    with pytest.raises(OutOfMemory, match=r"whatever is dropped.*crumbs"):
+        room.relief.foresee(5000)
+    assert room.pool.held == 3
+
+
+def test_a_program_says_what_it_takes_when_that_is_much(kitchen: Kitchen) -> None:
+    """And its call is refused where the machine does not have that."""
+    large = Source(lambda x: jnp.zeros(1 << 27, jnp.float32) + x)
+    kitchen.pipeline.shortage._spare = lambda: 1 << 28
+    with pytest.raises(OutOfMemory, match=r"allocating 536870912 bytes; 256\.0 MiB are left"):
+        kitchen.value(large, np.float32(1))
+    small = Source(lambda x: jnp.zeros(1 << 10, jnp.float32) + x)
+    kitchen.pipeline.shortage._spare = lambda: 0
+    assert kitchen.value(small, np.float32(1))[0] == 1.0
