@@ -295,7 +295,7 @@ def test_a_client_that_does_not_read_does_not_fill_the_memory(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its calls wait when so much waits for it."""
-    monkeypatch.setattr(module, "QUICK_S", -1.0)
+    monkeypatch.setattr(executable, "QUICK_S", -1.0)
     workshop = shop.parts._workshop
     workshop.budget.most_unsent = 10 << 20
     peer = shop.peer(Source(_fill))

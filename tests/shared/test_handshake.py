@@ -81,7 +81,7 @@ def test_a_client_may_want_a_device(pair: Pair, device: Any, told: int | None) -
     _, guest = meet(
         lambda: greet_server(client, {}, TOKEN, None, device), lambda: serve(server, TOKEN)
     )
-    assert (guest.device, guest.principal[:6]) == (told, "token:")
+    assert (guest.device, guest.account) == (told, Account.unnamed(TOKEN))
 
 
 def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> None:
@@ -90,8 +90,8 @@ def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> Non
 
     def refuse_it() -> None:
         assert server.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
-        greet_client(server, {}, None, "uid:7")
-        refuse(server, ConfigurationError, "there are 8")
+        greet_client(server, {}, (), "uid:7")
+        refuse(server, ConfigurationError("there are 8"))
 
     error, _ = meet(lambda: greet_server(client, {}, None, None, 9), refuse_it)
     assert (type(error), str(error)) == (ConfigurationError, "there are 8")
