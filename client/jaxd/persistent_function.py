@@ -104,6 +104,14 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         """Found on an instance, the instance is the first argument of all that it does."""
         return self if instance is None else PersistentMethod(self, instance)
 
+    def __copy__(self) -> PersistentFunction[P, R]:
+        """As of any function: itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PersistentFunction[P, R]:
+        """As of any function: itself."""
+        return self
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function on the server and returns its result.
 

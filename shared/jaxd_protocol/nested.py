@@ -6,6 +6,7 @@ with the same rules for its arguments and results.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
@@ -69,6 +70,14 @@ class BoundFunction(partial[Any]):
     def __hash__(self) -> int:
         """Equal for equal ones."""
         return hash((id(self.func), id(self.args[0])))
+
+    def __copy__(self) -> Any:
+        """As a bound method: itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """As a bound method: of a copy of the instance."""
+        return type(self)(self.func, copy.deepcopy(self.args[0], memo))
 
     def __reduce__(self) -> Any:
         """As a bound method."""

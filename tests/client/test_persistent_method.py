@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import pickle
@@ -265,6 +266,22 @@ def test_it_looks_like_a_method(model: Any) -> None:
     assert loss.__wrapped__(X, 0.0) == 0.0
     type(model).again = loss  # bound already
     assert model.again is type(model).again is loss
+
+
+def test_a_copy_is_that_of_a_method(shared: Client) -> None:
+    """Of an object that holds one: on the copied instance, and still on the server."""
+
+    class Model(Plain):
+        step: Any = shared.persistent_call(Plain.loss)
+
+    model = Model(3.0)
+    model.kept = model.step  # type: ignore[attr-defined]
+    again: Any = copy.deepcopy(model)
+    again.scale = 5.0
+    assert copy.copy(model.step) == model.step
+    assert copy.deepcopy(Model.step) is copy.copy(Model.step) is Model.step
+    assert (again.kept.__self__, again.kept.__func__) == (again, Model.step)
+    assert float(again.kept(X, 1.0)) == 5 * float(np.sum(X**2))
 
 
 SELFLESS = {

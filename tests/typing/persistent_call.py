@@ -41,6 +41,8 @@ def results_have_the_functions_type() -> None:
     assert_type(plain(1.0), bytes)
     assert_type(plain.submit(1.0), Future[bytes])
     assert_type(bare.fingerprint, str)
+    assert_type(bare.on(device=2)(1.0), list[float])
+    assert_type(bare.on(jaxd.devices()[0]).submit(1.0), Future[list[float]])
 
 
 def warming_takes_specs_in_place_of_arrays(spec: object) -> None:
