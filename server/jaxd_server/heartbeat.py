@@ -81,7 +81,10 @@ class Heartbeat:
         self._recycle_again_at = time.monotonic() + _TRY_AGAIN_S
         try:
             outcome = await self._supervisor.restart()
-            log_event("worker_recycled", reason=reason, refused=outcome.get("refused"))
+            refused = outcome.get("refused")
+            log_event(
+                "recycling_refused" if refused else "worker_recycled", reason=reason, why=refused
+            )
         finally:
             self._recycling = None
 

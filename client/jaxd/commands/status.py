@@ -102,6 +102,10 @@ def _lines(address: Address, report: Report) -> list[str]:
         "waits for it"
         for call in seen.get("left_behind", ())
     ]
+    if host.get("quarantined"):
+        count = host["quarantined"]
+        what = "1 function" if count == 1 else f"{count} functions"
+        lines.append(f"{'refuses':<9} {what} in quarantine (jaxd functions --quarantined)")
     if host.get("log"):
         lines.append(f"{'log':<9} {host['log']}")
     return lines

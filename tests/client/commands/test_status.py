@@ -63,7 +63,15 @@ def test_a_worker_that_hangs_is_reported(
 
 @pytest.mark.parametrize(
     ("state", "code"),
-    [("ready", 0), ("busy", 0), ("resting", 0), ("starting", 1), ("dead", 1), ("draining", 1)],
+    [
+        ("ready", 0),
+        ("busy", 0),
+        ("resting", 0),
+        ("starting", 1),
+        ("dead", 1),
+        ("draining", 1),
+        ("stuck", 1),
+    ],
 )
 def test_whoever_waits_for_the_server_is_told_when_it_answers(
     runtime: Path,
@@ -84,7 +92,7 @@ def test_whoever_waits_for_the_server_is_told_when_it_answers(
 def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counters, what runs, and where the log is."""
     report = {
-        "host": {"pid": 7, "uptime_s": 7200.0, "restarts": 0, "log": "/l"},
+        "host": {"pid": 7, "uptime_s": 7200.0, "restarts": 0, "quarantined": 2, "log": "/l"},
         "worker": {
             "calls": 12345,
             "traces": 1,
@@ -110,6 +118,7 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "disk      8.19 kB in 2,000 files\n"
         "traffic   64 MB received, 0 B sent\n"
         "running   train_step for 5 min\n"
+        "refuses   2 functions in quarantine (jaxd functions --quarantined)\n"
         "log       /l"
     )
 
