@@ -1,4 +1,4 @@
-"""Loads an example as it is, or with `jax.jit` where it says `persistent_call`."""
+"""Loads an example with `jax.jit` where it says `persistent_call`, and compares results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,6 @@ def techniques_of(file: Path) -> list[str]:
             assert isinstance(statement.value, ast.Tuple)
             return [ast.unparse(name) for name in statement.value.elts]
     raise AssertionError(f"{file.name} has no TECHNIQUES")
-
-
-def on_the_server(file: Path, address: str) -> Mapping[str, Any]:
-    """What an example defines; its functions run on that server."""
-    with mock.patch.dict("os.environ", {"JAXD_SERVER": address}):
-        return runpy.run_path(str(file), run_name=file.stem)
 
 
 def in_plain_jax(file: Path) -> Mapping[str, Any]:

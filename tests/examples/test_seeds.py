@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import runpy
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,7 +14,6 @@ from tests.examples.loading import (
     EXAMPLES,
     assert_equal,
     in_plain_jax,
-    on_the_server,
     techniques_of,
 )
 from tests.live_server import LiveServer
@@ -25,18 +25,18 @@ Load = Callable[[str], Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def load(live: LiveServer) -> Load:
-    """An example by its name, with its functions on the common server; each is loaded once."""
-    return cache(lambda name: _loaded(FILES[name], live))
+def load(live: LiveServer) -> Iterator[Load]:
+    """An example by its name, with its functions on the common server; each is loaded once.
+
+    Functions look for their server when they are called first, so it is there as long as these are.
+    """
+    with mock.patch.dict("os.environ", {"JAXD_SERVER": live.unix}):
+        yield cache(lambda name: runpy.run_path(str(FILES[name]), run_name=name))
 
 
 @cache
 def _in_plain_jax(name: str) -> Mapping[str, Any]:
     return in_plain_jax(FILES[name])
-
-
-def _loaded(file: Path, live: LiveServer) -> Mapping[str, Any]:
-    return on_the_server(file, live.unix)
 
 
 def test_there_is_a_file_for_each_tutorial() -> None:
