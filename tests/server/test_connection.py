@@ -13,7 +13,6 @@ import pytest
 
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded
-from jaxd_server import connection as module
 from jaxd_server import executable
 from tests.server.in_process import Peer, Shop, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
@@ -320,19 +319,3 @@ def _ask(peer: Peer, *args: Any) -> int:
     message = (call.key, call.skeleton, call.blob, None, 1, b"", b"", b"")
     peer.send_request(seq, "call", message, call.buffers)
     return seq
-
-
-def test_events_for_a_client_that_does_not_read_are_dropped(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reports one never waits."""
-    monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 4)
-    peer = shop.peer(Source(_triple))
-    peer.call(1.0)
-    (readership,) = shop.parts._workshop.sentry._watched
-    connection: Any = readership._read_one.__self__  # type: ignore[attr-defined]
-    for _ in range(20):
-        connection.tell("event", 1, "stage", "x" * (1 << 20))
-    assert len(connection._outbox) <= 4
-    peer.shut()
-    until(lambda: not len(connection._outbox))
