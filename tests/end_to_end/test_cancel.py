@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -123,3 +126,57 @@ def test_a_worker_that_holds_arrays_is_not_replaced(start_live: Callable[..., Li
         assert np.asarray(kept).tolist() == [1.0] * 3
         assert other.statistics().epoch == 1
         server.process.kill()
+
+
+def heavy(number: int) -> Callable[[Any], Any]:
+    """A function that takes jax some tenths of a second to trace, and that no server knows."""
+
+    def layered(x: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        def layer(y: Any) -> Any:
+            y, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c * 0.5 + number), None), y, length=3)
+            return jax.lax.cond(y.sum() > 0, lambda z: z * 2, lambda z: z - 1, y)
+
+        def loss(y: Any) -> Any:
+            for _ in range(12):
+                y = jax.vmap(layer)(y.reshape(2, 2)).reshape(4)
+            return (y**2).sum()
+
+        return jax.grad(loss)(x)
+
+    return layered
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore::jaxd.errors.CompileAdvice")  # it compiles on purpose
+def test_jax_is_whole_after_many_interrupts(
+    start_live: Callable[..., LiveServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At moments that nobody chose; what is traced afterwards is what it is without them."""
+    server = start_live("--cache-dir", "none", "--stop-grace-s", "10")
+    chosen = random.Random(7)
+    with connect(server.unix) as client:
+        for number in range(60):
+            future = client.persistent_call(heavy(number)).submit(X)
+            with suppress(TimeoutError):
+                future.result(chosen.uniform(0.0, 0.25))
+            future.cancel()
+            if number % 20 == 19:
+                wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
+                for again in (number, -number):  # one that was interrupted, and a new one
+                    here = jax.jit(heavy(again))(X)
+                    there = client.persistent_call(heavy(again), results="numpy")(X)
+                    assert np.allclose(there, here, rtol=1e-5)
+        wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
+        now = client.statistics()
+    with capsys.disabled():
+        print(
+            f"\n{now.cancelled_calls} calls cancelled, {now.traces} traces begun, "
+            f"{now.lowers} ended, {now.compiles} compiled"
+        )
+    assert now.epoch == 1
+    assert now.traces - now.lowers > 20
+    assert not [line for line in server.lines if line["event"] == "left_behind"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -209,6 +210,24 @@ def test_a_cancelled_future_interrupts_the_trace(shop: Shop) -> None:
     until(lambda: settled(shop))
     found = shop.counters.snapshot()
     assert (found["cancelled_calls"], found["compiles"]) == (1, 0)
+
+
+def test_a_cancelled_task_interrupts_the_trace(shop: Shop) -> None:
+    """As a future does: that is what it waits for."""
+    entered, release = make_gate("endless")
+    function = shop.client().persistent_call(endless)
+
+    async def give_up() -> None:
+        task = asyncio.create_task(function.call_async(np.float32(2)))
+        await asyncio.to_thread(entered.wait, PATIENCE_S)
+        release.set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+    until(lambda: settled(shop))
+    assert shop.counters.snapshot()["cancelled_calls"] == 1
 
 
 def test_a_deadline_interrupts_the_trace_and_says_where_the_time_went(shop: Shop) -> None:
