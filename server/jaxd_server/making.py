@@ -14,8 +14,8 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
+from jaxd_server.build import check_wanted, in_turn
 from jaxd_server.build_quota import BuildQuota
-from jaxd_server.builds import check_wanted, in_turn
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.explained import explained

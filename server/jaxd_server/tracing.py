@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.failures import ForwardedFailure
 from jaxd_server.adopted_results import adopted
-from jaxd_server.builds import present_build
+from jaxd_server.build import present_build
 from jaxd_server.compiler import LoweredFunction
 from jaxd_server.functions import Function, FunctionSource
 from jaxd_server.imported_packages import ImportedPackages

@@ -13,7 +13,8 @@ from jaxd_protocol.errors import (
     JaxdError,
     ProtocolError,
 )
-from jaxd_server.builds import Build, Builds, check_wanted, in_turn, present_build
+from jaxd_server.build import Build, check_wanted, in_turn
+from jaxd_server.builds import Builds
 from jaxd_server.interest import Interest
 from jaxd_server.interrupting import run_interruptibly
 from jaxd_server.turnstile import Turnstile
@@ -274,11 +275,3 @@ def test_different_things_are_made_side_by_side() -> None:
     assert builds.run("fast", lambda: None, lambda: "fast") == "fast"
     release.set()
     join([slow])
-
-
-def test_elsewhere_nothing_can_be_given_up() -> None:
-    """What is built for those who look after a server, for instance."""
-    assert present_build() is None
-    check_wanted()
-    with in_turn(Turnstile(1), "bread"):
-        pass
