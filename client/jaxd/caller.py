@@ -231,23 +231,22 @@ class Caller(Link):
         buffers: Sequence[memoryview],
         connection: ClientConnection,
     ) -> Any:
-        """The result in a reply, which came over that connection.
+        """The result in a reply, which was looked at and came over that connection.
 
         Raises:
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
+        if value[0] == FAILED:
+            raise raised_by(value[1], call.spec.identity.name, connection)
         identity = call.spec.identity
-        has_failed, told, *more = checked(value)
-        if has_failed == FAILED:
-            raise raised_by(told, identity.name, connection)
         if call.stay is not None:
             remote = connection.remote  # not that of today: what stayed belongs to its session
             assert remote is not None
-            return remote.calls.read(call, told, Home.of(value, buffers))
-        if not more or type(more[0]) is not bytes:
+            return remote.calls.read(call, value[1], Home.of(value, buffers))
+        if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable()
         with identity.travelling():
-            return identity.reader.read(told, more[0], buffers, call.results)
+            return identity.reader.read(value[1], value[2], buffers, call.results)
 
     # what the server asks (see transport.Answers) ----------------------------------------------
 
