@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
 
     Returns:
-        0 done, 1 failed, 3 no server runs (`status`, `why`, `functions`, `values`, `devices`),
+        0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
+        `devices`),
         130 after Ctrl-C; `warm --record` and `cache`: that of the program they run.
 
     Raises:

@@ -9,6 +9,7 @@ epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
     needed  refuse to give way to the next worker, unless it is forced to
     failing  end when it has been prepared beside another one
+    stale   say that what it stood by with has changed, when it is needed, and end
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class FakeWorker:
         while not self.epoch:
             order = self.hear("begin")
             self.epoch = order["epoch"]
+            if self.mode == "stale":
+                self.say({"event": "stale"})
+                sys.exit(0)
             if order["holds"]:
                 if self.mode == "failing":
                     sys.exit(3)

@@ -135,6 +135,22 @@ def test_one_that_stands_by_takes_over(start_host: StartHost, runtime: Path) -> 
     assert (second["epoch"], second["pid"]) == (2, standby)
 
 
+@pytest.mark.faults
+def test_one_that_stood_by_for_too_long_is_no_failed_start(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Packages have changed meanwhile: the next one starts at once, and imports what is there."""
+    path = str(runtime / "server.sock")
+    host = start_host("--listen", f"unix://{path}", "--standby", FAKE_WORKER="stale")
+    host.wait_until_ready()
+    standby = host.wait_for("worker_standing_by")["pid"]
+    os.kill(greeting(path)["pid"], signal.SIGKILL)
+    assert host.wait_for("worker_stale")["pid"] == standby
+    assert host.wait_for("worker_exited")["restart_in_s"] == 0.0
+    second = greeting(path)
+    assert (second["epoch"], second["pid"] != standby) == (3, True)
+
+
 def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:
     """After five attempts: exit code 1, and the worker's own words in the error."""
     host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="fail")

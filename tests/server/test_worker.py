@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import jaxd
 from jaxd_protocol.errors import NoServer, ProtocolError, ServerDraining
+from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.options import ServerOptions
-from jaxd_server.worker import Worker
+from jaxd_server.worker import Worker, _stand_by
 from tests.live_server import LiveServer, source_environment
 
 STATUS = {
@@ -177,3 +180,23 @@ def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
     assert set(status) >= STATUS
     assert (status["phase"], status["epoch"], status["connections"]) == ("starting", 3, 0)
     json.dumps(status)
+
+
+@pytest.mark.parametrize("changes", [[], ["jax was changed from 1 to 2"]])
+def test_one_that_stands_by_is_of_no_use_with_old_packages(
+    monkeypatch: pytest.MonkeyPatch, changes: list[str]
+) -> None:
+    """It has imported what is no longer there: it says so and ends, else it goes on."""
+    told: list[Any] = []
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    worker = Worker(ServerOptions())
+    worker.begin({"epoch": 2})
+    monkeypatch.setattr(ImportedPackages, "changes", lambda _: changes)
+    monkeypatch.setattr(os, "_exit", leave)
+    tether: Any = SimpleNamespace(tell=told.append)
+    with pytest.raises(SystemExit) if changes else nullcontext():
+        _stand_by(worker, tether)
+    assert [one["event"] for one in told] == ["standing_by", "stale"][: 1 + len(changes)]
