@@ -6,9 +6,11 @@ A target returns, or raises one of its own errors. Anything else is a finding.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import io
 import json
 import os
+import shutil
 import socket
 import struct
 import tempfile
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 
@@ -66,7 +68,7 @@ from jaxd_server.store.files import Broken, encode, read_file, read_header
 from tests.certificates import authority
 from tests.shared.trees import samples
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["TARGETS", "Target", "close"]
 
 
 class Target(NamedTuple):
@@ -258,8 +260,8 @@ def _inflated(data: bytes) -> None:
 
 @cache
 def _folder() -> str:
-    folder = tempfile.mkdtemp(prefix="jaxd-fuzz-")
-    os.environ["XDG_CONFIG_HOME"] = folder  # nothing of the user's is read or written
+    folder = tempfile.mkdtemp(prefix="jaxd-fuzz-", dir="/tmp")  # a socket's path is short
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.mkdir(f"{folder}/jaxd")
     return folder
 
@@ -335,10 +337,9 @@ def _address(data: bytes) -> None:
 
 
 def _config(data: bytes) -> None:
-    folder = _folder()
     _written("jaxd/config.toml", data)
-    assert os.environ["XDG_CONFIG_HOME"] == folder
-    Settings.resolve()
+    with patch.dict(os.environ, XDG_CONFIG_HOME=_folder()):
+        Settings.resolve()
 
 
 def _token(data: bytes) -> None:
@@ -377,10 +378,17 @@ def _tls_hello() -> bytes:
 
 @cache
 def _shop() -> Any:
-    """A whole worker in this process; it ends with it."""
+    """A whole worker in this process; `close` ends it."""
     from tests.server.in_process import Shop
 
     return Shop()
+
+
+def close() -> None:
+    """Ends what targets have started in this process."""
+    if _shop.cache_info().currsize:
+        _shop().close()
+        _shop.cache_clear()
 
 
 def _requests(data: bytes) -> None:
@@ -443,7 +451,11 @@ def _answers(data: bytes) -> None:
 
     impostor = _impostor()
     impostor.says = data
-    with warnings.catch_warnings(), connect(f"unix://{impostor.path}") as client:
+    with (
+        patch.dict(os.environ, XDG_CONFIG_HOME=f"{_folder()}/none"),
+        warnings.catch_warnings(),
+        connect(f"unix://{impostor.path}") as client,
+    ):
         warnings.simplefilter("ignore")
         client.persistent_call(_victim, results="numpy")(1.0)
     assert not HELD

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.fuzzing import FOUND, Finding, run, tried
 from tests.fuzz.mutating import mutations
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import TARGETS, Target, close
 
 pytestmark = pytest.mark.fuzz
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Other tests have this process after these."""
+    yield
+    close()
+
 
 SHORT_S = 0.1
 SEED = 20240611
