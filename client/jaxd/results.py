@@ -39,7 +39,7 @@ def checked(reply: Any) -> tuple[Any, ...]:
     """
     if type(reply) is tuple and len(reply) >= 2:
         told = type(reply[1])
-        if told is bytes or told is (tuple if reply[0] == FAILED else str):
+        if told is tuple if reply[0] == FAILED else told is bytes or told is str:
             return reply
     raise unreadable()
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.results import Home, ResultReader, ResultsAs, _read_leaf
+from jaxd.results import Home, ResultReader, ResultsAs, _read_leaf, checked
+from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
@@ -283,3 +284,27 @@ def test_leaves_that_stay_must_be_there(away: tuple[int, ...]) -> None:
         ResultReader(MET).read_part(
             skeleton, Home(b"", (), away), Stay(1, 0, -1), "numpy", lambda *_: []
         )
+
+
+@pytest.mark.parametrize(
+    "reply", [None, 5, (), (OK,), (OK, 5), (OK, ()), (FAILED, b"x"), (FAILED, 5), [OK, b""]]
+)
+def test_a_reply_that_is_none_is_refused(reply: Any) -> None:
+    """Whatever a server says: the caller gets an error of ours."""
+    with pytest.raises(ProtocolError, match="reply to a call cannot be read"):
+        checked(reply)
+
+
+@pytest.mark.parametrize("reply", [(OK, b"s", b""), (OK, "{}", b"s"), (FAILED, ("m", "n"))])
+def test_a_reply_is_what_it_is(reply: Any) -> None:
+    """A result, what became of a call to warm up, or an exception."""
+    assert checked(reply) is reply
+
+
+@pytest.mark.parametrize(
+    "reply", [(OK, b"s"), (OK, b"s", b"", b""), (OK, b"s", 1, b"", b""), (OK, b"s", b"", b"", 7)]
+)
+def test_a_reply_that_does_not_say_what_came_home_is_refused(reply: Any) -> None:
+    """Of a call that has said what is to stay."""
+    with pytest.raises(ProtocolError):
+        Home.of(reply, ())

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from jaxd.transport import ClientConnection
-from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, LimitExceeded, ProtocolError
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    LimitExceeded,
+    ProtocolError,
+)
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from tests.end_to_end.gates import in_thread, wait_until
 
@@ -227,6 +233,19 @@ def test_events_are_passed_on(ends: Ends) -> None:
     server.send_reply(seq, 1)
     waiting.result(10)
     assert answering.events == [(seq, "stage", {"stage": s}) for s in ("trace", "compile")]
+
+
+@pytest.mark.parametrize(
+    "event", [(), (1, "stage"), (1, "stage", None), (1, "stage", "[]"), ("1", "stage", "{}")]
+)
+def test_an_event_that_is_none_ends_the_connection(ends: Ends, event: tuple[Any, ...]) -> None:
+    """With an error of ours for whoever waits."""
+    client, server, answering = ends
+    waiting = in_thread(client.request, "call", ())
+    server.take()
+    server.send_request(78, "event", event)
+    assert isinstance(waiting.exception(10), JaxdError)
+    assert answering.events == []
 
 
 def test_large_messages_both_ways_at_once(ends: Ends) -> None:
