@@ -17,6 +17,8 @@ EIGHT: Final = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 X: Final = np.arange(1 << 20, dtype="f4")
 """So large that a result of its size stays on the server, and is seen in a device's memory."""
 
+_kept: list[Any] = []
+
 MOVED: Final = {"executable_loads": 1}
 
 
@@ -25,6 +27,7 @@ def grown(client: Client, act: Callable[[], Any]) -> tuple[Any, set[int]]:
     before = [device.bytes_in_use for device in client.devices()]
     made = act()
     jax.block_until_ready(made)
+    _kept.append(made)  # what is let go of is freed at some time, perhaps in between the two looks
     after = [device.bytes_in_use for device in client.devices()]
     limit = X.nbytes // 2
     return made, {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if b - a > limit}

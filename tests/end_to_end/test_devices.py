@@ -181,7 +181,7 @@ def test_a_value_moves_to_where_it_is_used(client: Client) -> None:
 
 def test_donation_across_devices_gives_the_memory_back(client: Client) -> None:
     """On the device where the value was."""
-    value = client.persistent_call(doubled).on(1).remote(X)
+    value = jax.block_until_ready(client.persistent_call(doubled).on(1).remote(X))
     before = client.devices()[1].bytes_in_use
     taking = client.persistent_call(lambda x: x + 1, donate_argnums=0)
     result, places = grown(client, lambda: taking.on(5).remote(value))
