@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from rpyc.utils.factory import unix_connect
 
 import jaxd
 from jaxd import Client, connect, errors
+from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 
 pytest.importorskip("flatbuffers")
@@ -194,3 +196,17 @@ def test_nothing_that_could_be_code_is_opened(
     assert not trap.exists()
     client.caller.accepts = "exported"
     assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_programs_are_kept_on_disk(client: Client, strict: LiveServer) -> None:
+    """The next worker traces and compiles nothing, and asks nobody."""
+    before = client.statistics().disk_files
+    triple = client.persistent_call(lambda x: x * 3)
+    assert float(triple(np.float32(2))) == 6.0
+    wait_until(
+        lambda: client.statistics().disk_files >= before + 4
+    )  # call, function, code, program
+    os.kill(strict.worker_pid(), signal.SIGKILL)
+    assert float(triple(np.float32(3))) == 9.0
+    after = client.statistics()
+    assert (after.traces, after.compiles, after.executable_loads) == (0, 0, 1)
