@@ -77,8 +77,8 @@ class CallDesk:
         self._open.cancel(number)
 
     def close(self) -> None:
-        """The client is gone: what has not begun is dropped."""
-        self._open.close()
+        """The client is gone: what has not begun is dropped, the rest when its session is over."""
+        self._session.unfinished.update(self._open.close())
 
     def take(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         """Has a call answered; its reading thread does so itself when it takes no time.

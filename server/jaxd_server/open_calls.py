@@ -252,10 +252,15 @@ class OpenCalls:
         if one is not None:
             one.cancel()
 
-    def close(self) -> None:
-        """The client is gone: what has not begun is dropped; what has is brought to its end."""
+    def close(self) -> list[OpenCall]:
+        """The client is gone: what has not begun is dropped.
+
+        Returns:
+            What has, and goes on: the client may come back for it.
+        """
         for one in list(self._open.values()):
             one.drop()
+        return list(self._open.values())
 
 
 def in_phase(one: OpenCall, phase: Phase, work: Callable[[], Reply]) -> None:

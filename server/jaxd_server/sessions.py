@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
@@ -18,6 +19,7 @@ from jaxd_server.values import Values
 
 if TYPE_CHECKING:
     from jaxd_server.devices import Devices
+    from jaxd_server.open_calls import OpenCall
 
 __all__ = ["Session", "Sessions"]
 
@@ -39,6 +41,7 @@ class Session:
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
         device: the index of the one that its calls run on, unless their function says another.
+        unfinished: its calls that were under way when their connection ended.
     """
 
     id: str
@@ -53,6 +56,7 @@ class Session:
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     device: int = 0
+    unfinished: WeakSet[OpenCall] = field(default_factory=WeakSet)
 
     def __post_init__(self) -> None:
         self.values = ValuesOfSession(self.principal)
@@ -137,6 +141,8 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
         for session in over:  # behind the lock: what a lane does may take a while
+            for call in list(session.unfinished):
+                call.cancel()
             session.lane.then(partial(self._values.end, session.values))
         self._values.look()
 

@@ -66,6 +66,27 @@ def test_an_interrupt_at_the_keyboard_ends_the_trace(live: LiveServer, client: C
     assert now.lowers == before.lowers + 1  # not of the first
 
 
+def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Until then it may come back, and the call goes on for it."""
+    server = start_live("--session-grace-s", "0.2")
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=server.environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tracing\n"
+        process.kill()
+    with connect(server.unix) as client:
+        wait_until(lambda: client.statistics().cancelled_calls == 1)
+        wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
+        assert client.caller.ask("statistics")["running_calls"] == 0
+
+
 @pytest.mark.parametrize("submits", [True, False])
 def test_a_deadline_says_where_the_time_went(
     client: Client, tmp_path: Any, *, submits: bool
