@@ -10,11 +10,10 @@ from tests.server.staging import PATIENCE_S, until
 
 def test_a_job_runs_in_a_thread_of_its_own() -> None:
     """Which is gone afterwards."""
-    before = threading.active_count()
     threads = FreshThreads(4, "test-job")
     name = threads.submit(lambda: threading.current_thread().name).result(PATIENCE_S)
     assert name == "test-job"
-    until(lambda: threading.active_count() == before)
+    until(lambda: all(thread.name != "test-job" for thread in threading.enumerate()))
 
 
 def test_what_a_job_raises_is_in_its_future() -> None:
