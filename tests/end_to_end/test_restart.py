@@ -123,8 +123,15 @@ def _exits_when_run(x: Any) -> Any:
     return jax.pure_callback(leave, jax.typeof(x), x)
 
 
-@pytest.mark.parametrize("function", [_exits_when_traced, _exits_when_run])
-@pytest.mark.parametrize("how", ["call", "submit"])
+@pytest.mark.parametrize(
+    ("how", "function"),
+    [
+        pytest.param("call", _exits_when_traced, marks=pytest.mark.soak),
+        pytest.param("submit", _exits_when_traced, marks=pytest.mark.soak),
+        pytest.param("call", _exits_when_run, marks=pytest.mark.soak),
+        ("submit", _exits_when_run),
+    ],
+)
 def test_a_function_that_ends_the_worker(
     start_live: StartLive, function: Callable[[Any], Any], how: str
 ) -> None:

@@ -18,8 +18,15 @@ AWAKE_S: Final = 200e-6
 """How long to stay awake. A peer in Python needs 30 to 50 µs between a reply and the next call, and
 three times that on a virtual machine, whose idle processors are taken away."""
 
-_MISSES: Final = 3
-_LONGEST_REST: Final = 256
+_WAKING_S: Final = 600e-6
+"""The same after a vain attempt: a peer that was woken finds its caches cold, and takes longer."""
+
+_TRIES: Final = 3
+"""Vain attempts in a row until it rests. Whether one pays depends on whether the peer stays awake
+as well, which has rests of its own: the attempts of both ends have to meet now and then."""
+
+_SHORTEST_REST: Final = 8
+_LONGEST_REST: Final = 32
 
 _yield_processor: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 _awake = threading.Lock()  # one thread of a process at a time: two would only take turns
@@ -28,8 +35,8 @@ _awake = threading.Lock()  # one thread of a process at a time: two would only t
 class Patience:
     """Learns whether staying awake pays. Used by one thread at a time.
 
-    After a few vain attempts it rests for more and more messages, so that a peer that takes its
-    time, or a machine without a free processor, costs next to nothing.
+    After a few vain attempts it rests for some messages, and for more the next time, so that a peer
+    that takes its time, or a machine without a free processor, costs next to nothing.
 
     Args:
         ready: whether a message is there, without waiting.
@@ -37,8 +44,10 @@ class Patience:
 
     def __init__(self, ready: Callable[[], object]) -> None:
         self._ready = ready
+        self._pays = True
         self._misses = 0
         self._rest = 0
+        self._next_rest = _SHORTEST_REST
 
     def wait(self) -> None:
         """Returns when a message is there, or when it is time to sleep."""
@@ -51,7 +60,7 @@ class Patience:
                 _awake.release()
 
     def _stay_awake(self) -> bool:
-        end = time.perf_counter() + AWAKE_S
+        end = time.perf_counter() + (AWAKE_S if self._pays else _WAKING_S)
         while not self._ready():
             if time.perf_counter() > end:
                 return False
@@ -59,6 +68,13 @@ class Patience:
         return True
 
     def _learn(self, paid: bool) -> None:
-        self._misses = 0 if paid else self._misses + 1
-        if self._misses >= _MISSES:
-            self._rest = min(1 << self._misses, _LONGEST_REST)
+        self._pays = paid
+        if paid:
+            self._misses = 0
+            self._next_rest = _SHORTEST_REST
+            return
+        self._misses += 1
+        if self._misses >= _TRIES:
+            self._misses = 0
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)

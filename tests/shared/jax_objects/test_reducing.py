@@ -110,7 +110,7 @@ def test_an_exported_program_travels_or_says_what_is_missing() -> None:
     """Its serial form is jax's own and needs a package that jax does not install."""
     from jax import export
 
-    exported = export.export(jax.jit(lambda x: x + 1))(1.0)
+    exported = export.export(jax.jit(lambda x: x + 1))(jnp.float32(1.0))  # it forgets weak types
     try:
         import flatbuffers  # noqa: F401
     except ImportError:

@@ -37,35 +37,58 @@ def test_it_gives_up_when_nothing_comes() -> None:
     Patience(never).wait()
 
 
-def test_it_rests_after_vain_attempts_for_longer_and_longer() -> None:
-    """A peer that takes its time costs next to nothing."""
-    ready = Counting(False)
-    patience = Patience(ready)
-    asked = []
-    for _ in range(600):
+def awake(patience: Patience, ready: Counting, messages: int) -> list[int]:
+    """For which of so many messages it stays awake."""
+    found = []
+    for number in range(messages):
         before = ready.asked
         patience.wait()
-        asked.append(ready.asked > before)
-    awake = [i for i, was in enumerate(asked) if was]
-    gaps = [b - a for a, b in pairwise(awake[2:])]
-    assert awake[:3] == [0, 1, 2]
-    assert gaps == sorted(gaps)
-    assert len(awake) < 15
+        if ready.asked > before:
+            found.append(number)
+    return found
+
+
+def test_it_rests_after_vain_attempts_for_longer_and_longer() -> None:
+    """A peer that takes its time costs little."""
+    ready = Counting(False)
+    found = awake(Patience(ready), ready, 400)
+    rests = [b - a - 1 for a, b in pairwise(found) if b - a > 1]
+    assert found[:4] == [0, 1, 2, 11]
+    assert rests == sorted(rests)
+    assert (rests[0], rests[-1]) == (8, 32)
+    assert len(found) < 60
+
+
+def test_two_ends_that_rest_find_each_other_again() -> None:
+    """An attempt only pays when the other end is awake as well, and their rests differ."""
+    one, other = Counting(False), Counting(False)
+    ends = Patience(one), Patience(other)
+    awake(ends[0], one, 37)  # it has rested before the other has
+    messages = 0
+    while messages < 1000:
+        messages += 1
+        asked = one.asked, other.asked
+        both = ends[0]._rest == ends[1]._rest == 0
+        one.answer = other.answer = both
+        for end in ends:
+            end.wait()
+        if both and one.asked > asked[0] and other.asked > asked[1]:
+            break
+    assert messages < 200
 
 
 def test_one_success_makes_it_try_again_each_time() -> None:
     """The peer is quick again."""
     ready = Counting(False)
     patience = Patience(ready)
-    for _ in range(3):
-        patience.wait()
+    awake(patience, ready, 60)
     ready.answer = True
-    while patience._misses:
-        patience.wait()
-    before = ready.asked
-    patience.wait()
-    patience.wait()
-    assert ready.asked == before + 2
+    while not awake(patience, ready, 1):
+        pass
+    assert awake(patience, ready, 50) == list(range(50))
+    ready.answer = False
+    assert len(awake(patience, ready, 3)) == 3
+    assert patience._rest == 8
 
 
 def test_only_one_thread_of_a_process_stays_awake() -> None:
