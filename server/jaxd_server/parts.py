@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-import ssl
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from typing import Any
 
 import jax
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.certificates import server_context
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
-from jaxd_protocol.packing.doors import doors
-from jaxd_server import jax_disk_cache, jax_programs
+from jaxd_server import jax_programs, provisions
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
-from jaxd_server.arrivals import receive
 from jaxd_server.backlog import Backlog
 from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
@@ -32,7 +26,6 @@ from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
 from jaxd_server.device_memory import (
-    all_devices_bytes,
     device_bytes_limit,
     device_use,
     in_words,
@@ -42,19 +35,17 @@ from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doorman import Doorman, wrong_tokens
 from jaxd_server.endpoint import Endpoint
-from jaxd_server.eviction import Limits
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.fair_threads import FairThreads
 from jaxd_server.fresh_threads import FreshThreads
-from jaxd_server.functions import Functions, Receive
+from jaxd_server.functions import Functions
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.interest import Interest
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
 from jaxd_server.leftovers import Leftovers
-from jaxd_server.logs import log_event
 from jaxd_server.making import Maker
 from jaxd_server.memory import machine_bytes
 from jaxd_server.open_calls import Terms
@@ -68,15 +59,12 @@ from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
 from jaxd_server.rest import Rest
 from jaxd_server.sessions import Sessions
-from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.stages import Stages
 from jaxd_server.statistics import Counters
-from jaxd_server.store import open_store
 from jaxd_server.suspects import Suspects
-from jaxd_server.target import target
 from jaxd_server.tracer_process import TracerProcess
-from jaxd_server.tracing import TraceIn, Tracing
+from jaxd_server.tracing import Tracing
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 from jaxd_server.verification import Verifier
@@ -95,9 +83,6 @@ limited by `--builds`.
 
 _PAUSE_S = 0.5
 """How long new calls wait while a worker looks whether it may end."""
-
-_REST_AFTER_S = 600.0
-"""Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
 
 
 class Parts:
@@ -131,11 +116,11 @@ class Parts:
         self._accounts = Accounts(options)
         self._visitors = Visitors(self._accounts, self._forget)
         self._failures = wrong_tokens()
-        self._tls = _tls_context(options)
+        self._tls = provisions.tls_context(options)
         self._counters = counters
-        contents = Contents(_content_bytes(options))
+        contents = Contents(provisions.content_bytes(options))
         self._values = Values(
-            _value_bytes(options),
+            provisions.value_bytes(options),
             options.value_share,
             contents=contents,
             on_owners=(lambda _: None) if box is None else box.own,
@@ -145,7 +130,7 @@ class Parts:
         self._traffic = Traffic()
         jax_programs.prepare()
         packages = ImportedPackages()
-        self._shelf = _shelf(options, packages)
+        self._shelf = provisions.shelf(options, packages)
         admission = Admission()
         clock = Clock()
         self._leftovers = Leftovers(admission, options.stop_grace_s, self._has_values, replace)
@@ -155,15 +140,15 @@ class Parts:
         self._executables = Executables(
             reclaimer,
             options.max_executables,
-            _limits(options),
+            provisions.limits(options),
             self._is_kept,
             builds=Builds(clock, options.max_build_s, self._leftovers.add),
         )
-        functions = Functions(shelf=self._shelf, receiving=_receiving(options))
+        functions = Functions(shelf=self._shelf, receiving=provisions.receiving(options))
         compiler = self._compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(
-            _trace_in(options),
+            provisions.trace_in(options),
             lambda: self._sessions.connections > 1,
             counters,
             packages,
@@ -183,7 +168,11 @@ class Parts:
         self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
         self.pipeline.precautions = Precautions(admission, suspects, box)
         self._rest = Rest(
-            _rest_after_s(options), admission, lambda: counters.idle_s, self._has_values, rest
+            provisions.rest_after_s(options),
+            admission,
+            lambda: counters.idle_s,
+            self._has_values,
+            rest,
         )
         self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
@@ -364,70 +353,3 @@ class Parts:
     def devices(self) -> list[str]:
         """The devices that this worker owns; starts jax's backend if nothing has yet."""
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
-
-
-def _limits(options: ServerOptions) -> Limits:
-    """How much programs may take of what."""
-    device_bytes = options.device_program_bytes
-    if device_bytes is None:
-        device_bytes = device_bytes_limit() // 10
-    return Limits(
-        options.max_executables, options.program_bytes, device_bytes, options.principal_share
-    )
-
-
-def _value_bytes(options: ServerOptions) -> int:
-    """How much values may take."""
-    return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
-
-
-def _content_bytes(options: ServerOptions) -> int:
-    """How much may be held of what clients may send again."""
-    return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
-
-
-def _shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
-    """What is kept on disk for this machine; None where nothing is."""
-    store = open_store(target(), options.cache_dir, options.disk_bytes)
-    if store is None:
-        return None
-    jax_disk_cache.install(store, os.path.join(store.folder, "xla"))
-    return Shelf(store, packages)
-
-
-def _rest_after_s(options: ServerOptions) -> float:
-    """How long this worker stays without a call; 0: for ever."""
-    if options.rest_after_s is not None:
-        return options.rest_after_s
-    return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
-
-
-def _receiving(options: ServerOptions) -> Receive:
-    """How what clients send is opened; for a server of programs, nothing else ever is."""
-    if options.accept == "code":
-        return receive
-    from jaxd_server.exported import receive_exported  # which few servers need
-    from jaxd_server.jax_exported import allowed_targets, require_export
-
-    require_export()
-    doors.shut()
-    return partial(receive_exported, allowed=allowed_targets(options.allow_targets))
-
-
-def _trace_in(options: ServerOptions) -> TraceIn:
-    """Where functions are traced: only beside a CPU can there be a second process."""
-    if options.accept == "exported":
-        return "worker"  # which reads the one form that there is
-    platform = jax.default_backend()
-    if platform == "cpu":
-        return options.trace_in
-    if options.trace_in == "tracer":
-        log_event("tracer_refused", level=logging.WARNING, platform=platform)
-    return "worker"
-
-
-def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:
-    """What to accept TLS connections with; None when none is to be accepted."""
-    if options.tls_cert is None:
-        return None
-    return server_context(options.tls_cert, options.tls_key or options.tls_cert)

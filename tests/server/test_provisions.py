@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxd_server import provisions
+from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit
+from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.options import ServerOptions
+
+if TYPE_CHECKING:
+    import pytest
+
+DEFAULTS = ServerOptions(listen=())
+
+
+def test_what_nobody_has_chosen_is_a_part_of_what_there_is() -> None:
+    """What somebody has is taken as it is."""
+    assert provisions.value_bytes(DEFAULTS) == all_devices_bytes() // 2
+    assert provisions.content_bytes(DEFAULTS) == all_devices_bytes() // 8
+    assert provisions.limits(DEFAULTS).device_bytes == device_bytes_limit() // 10
+    chosen = replace(DEFAULTS, value_bytes=1, content_bytes=2, device_program_bytes=3)
+    assert provisions.value_bytes(chosen) == 1
+    assert provisions.content_bytes(chosen) == 2
+    assert provisions.limits(chosen).device_bytes == 3
+
+
+def test_only_a_server_that_nobody_asked_for_gives_an_accelerator_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself; a CPU is not worth it."""
+    auto = replace(DEFAULTS, auto=True)
+    assert provisions.rest_after_s(auto) == 0
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert provisions.rest_after_s(auto) > 0
+    assert provisions.rest_after_s(DEFAULTS) == 0
+    assert provisions.rest_after_s(replace(auto, rest_after_s=7.0)) == 7
+
+
+def test_there_is_a_second_process_only_beside_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device has one owner, and exported programs come traced."""
+    beside = replace(DEFAULTS, trace_in="tracer")
+    assert provisions.trace_in(beside) == "tracer"
+    assert provisions.trace_in(replace(beside, accept="exported")) == "worker"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert provisions.trace_in(beside) == "worker"
+
+
+def test_without_a_folder_or_a_certificate_there_is_none() -> None:
+    """Nothing is kept, and nobody comes by TLS."""
+    assert provisions.shelf(replace(DEFAULTS, cache_dir="none"), ImportedPackages()) is None
+    assert provisions.tls_context(DEFAULTS) is None
