@@ -91,6 +91,7 @@ def test_a_submitted_call_is_repeated_unseen(start_live: StartLive, runtime: Pat
         assert float(future.result()) == 2.0
 
 
+@pytest.mark.soak
 def test_a_submitted_call_with_large_arguments_is_not_repeated(
     start_live: StartLive, runtime: Path
 ) -> None:
@@ -243,6 +244,7 @@ def test_calls_that_wait_their_turn_when_the_server_stops(
     assert server.process.wait() == 0
 
 
+@pytest.mark.soak
 def test_many_threads_survive_a_worker(start_live: StartLive) -> None:
     """Each gets its own right answer, before and after."""
     server = start_live()

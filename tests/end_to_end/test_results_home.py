@@ -175,7 +175,7 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(OPTAX, id="optax", marks=libraries("optax")),
+        pytest.param(OPTAX, id="optax", marks=[libraries("optax"), pytest.mark.soak]),
         pytest.param(EQUINOX, id="equinox", marks=[libraries("equinox"), pytest.mark.soak]),
         pytest.param(NNX, id="nnx", marks=[libraries("flax"), pytest.mark.soak]),
     ],
@@ -212,6 +212,7 @@ facts["own"] = found
 """
 
 
+@pytest.mark.soak
 def test_a_class_that_keeps_count_of_itself_is_still_the_clients_own(live: LiveServer) -> None:
     """Although its content is another one after each call."""
     for _ in range(2):
