@@ -51,7 +51,7 @@ soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 
 faults: $(VENV)/.dev
-	@$(bin)/python -m pytest -q -m faults -o faulthandler_timeout=0 $(TEST_ARGS)
+	@$(bin)/python -m pytest -q -m faults -o timeout=180 -o faulthandler_timeout=0 $(TEST_ARGS)
 
 fuzz: $(VENV)/.fuzz
 	@PYTHONPATH=client:server:shared $(bin)/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
