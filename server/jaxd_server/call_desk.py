@@ -115,9 +115,9 @@ class CallDesk:
             if elsewhere:
                 call.elsewhere = elsewhere
                 if flags & ON_VALUES:
-                    return self._in_lane(call, plan, nbytes, is_quick)
+                    return self._in_lane(call, plan, warm, nbytes, is_quick)
             if not is_quick:
-                self._taken_on(call, plan, nbytes)
+                self._taken_on(call, plan, warm, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -125,7 +125,14 @@ class CallDesk:
             self._here(partial(self._answer, call, plan, nbytes))
         return None
 
-    def _in_lane(self, call: Call, plan: Plan | None, nbytes: int, is_quick: bool) -> None:
+    def _in_lane(
+        self,
+        call: Call,
+        plan: Plan | None,
+        warm: Executable | None,
+        nbytes: int,
+        is_quick: bool,
+    ) -> None:
         """A call on values: in order with the others of its session, and never twice."""
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
@@ -134,7 +141,6 @@ class CallDesk:
         def send(reply: Reply) -> None:
             self._outbox.now(call.number, reply, nbytes)
 
-        warm = self._warm(plan)
         is_short = warm is not None and warm.starts_quickly
         if is_quick:  # also when it waits for others, it is not worth being able to give it up
             here = self._own.is_idle
@@ -168,7 +174,9 @@ class CallDesk:
             return None
         return plan.executable
 
-    def _taken_on(self, call: Call, plan: Plan | None, nbytes: int) -> None:
+    def _taken_on(
+        self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int
+    ) -> None:
         """Has a call answered by another thread, unless too many wait for one already."""
         backlog, principal = self._workshop.backlog, self._session.principal
         try:
@@ -179,12 +187,12 @@ class CallDesk:
             return self._outbox.later(call.number, (reply, ()), nbytes)
         over = partial(backlog.leave, principal)
         with self._open.opened(call, nbytes, over) as one:
-            return self._elsewhere(one, call, plan)
+            return self._elsewhere(one, call, plan, is_warm=warm is not None)
 
-    def _elsewhere(self, one: OpenCall, call: Call, plan: Plan | None) -> None:
+    def _elsewhere(self, one: OpenCall, call: Call, plan: Plan | None, *, is_warm: bool) -> None:
         """Has another thread answer a call: one of a few when it is warm, else one of its own."""
         work = partial(self._workshop.pipeline.answer, call, plan)
-        if self._warm(plan) is None:  # who waits keeps a thread
+        if not is_warm:  # who waits keeps a thread
             self._workshop.builders.submit(in_phase, one, "waiting", work)
             return
         runners, owner = self._workshop.runners, self._session.id
