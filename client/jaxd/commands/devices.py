@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.commands.asking import ask, without_server
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import print_report
+from jaxd.commands.places import add_json_option, add_server_option
 from jaxd.commands.words import cut
-from jaxd_protocol.errors import NoServer
 from jaxd_protocol.terminal import size, table
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -34,25 +33,17 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         JaxdError: when a server runs but does not tell us.
     """
-    try:
-        report = ask(arguments.server, "devices")
-    except NoServer as error:
-        return without_server(error)
-    rows = _without_us(report["devices"])
-    if arguments.json:
-        print_json({**report, "devices": rows})
-    else:
-        print(_text(rows))
-    return 0
+    return print_report(arguments, "devices", lambda said: _text(said["devices"]), _without_us)
 
 
-def _without_us(rows: Sequence[Row]) -> list[Row]:
+def _without_us(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """This command is a client as well, and tells of the others."""
-    return [
+    rows = [
         {name: value for name, value in row.items() if name != "is_yours"}
         | {"sessions": row["sessions"] - row["is_yours"]}
-        for row in rows
+        for row in report["devices"]
     ]
+    return {**report, "devices": rows}
 
 
 def _text(rows: Sequence[Row]) -> str:

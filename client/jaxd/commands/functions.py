@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.commands import quarantine
-from jaxd.commands.asking import ask, without_server
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import print_report
+from jaxd.commands.places import add_json_option, add_server_option
 from jaxd.commands.words import ago, cut, duration
-from jaxd_protocol.errors import NoServer
 from jaxd_protocol.terminal import size, table
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -66,16 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.quarantined or arguments.release is not None:
         return quarantine.run(arguments)
-    try:
-        report = ask(arguments.server, "functions")
-    except NoServer as error:
-        return without_server(error)
-    rows = sorted(report["functions"], key=_SORTS[arguments.sort])
-    if arguments.json:
-        print_json({**report, "functions": rows})
-    else:
-        print(_text(rows, report["totals"]))
-    return 0
+
+    def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**report, "functions": sorted(report["functions"], key=_SORTS[arguments.sort])}
+
+    return print_report(
+        arguments, "functions", lambda said: _text(said["functions"], said["totals"]), in_order
+    )
 
 
 def _text(rows: Sequence[Row], totals: Row) -> str:

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.commands.asking import ask, without_server
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import print_report
+from jaxd.commands.places import add_json_option, add_server_option
 from jaxd.commands.words import ago, cut, duration
-from jaxd_protocol.errors import NoServer
 from jaxd_protocol.terminal import size, table
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -34,15 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         JaxdError: when a server runs but does not tell us.
     """
-    try:
-        report = ask(arguments.server, "values")
-    except NoServer as error:
-        return without_server(error)
-    if arguments.json:
-        print_json(report)
-    else:
-        print(_text(report["holders"], report["totals"]))
-    return 0
+    return print_report(arguments, "values", lambda said: _text(said["holders"], said["totals"]))
 
 
 def _text(rows: Sequence[Row], totals: Row) -> str:
