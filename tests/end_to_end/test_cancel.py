@@ -6,9 +6,9 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -45,21 +45,28 @@ print(float(next_one(np.float32(4))), flush=True)
 """
 
 
-def test_an_interrupt_at_the_keyboard_ends_the_trace(live: LiveServer, client: Client) -> None:
-    """The program goes on with its next call, and the server has nothing left of the first."""
-    before = client.statistics()
+@contextmanager
+def tracing(server: LiveServer) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A client whose first function is traced by now, and what it says after that."""
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],
-        env=live.environment,
+        env=server.environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "tracing\n"
+        yield process, process.stdout
+
+
+def test_an_interrupt_at_the_keyboard_ends_the_trace(live: LiveServer, client: Client) -> None:
+    """The program goes on with its next call, and the server has nothing left of the first."""
+    before = client.statistics()
+    with tracing(live) as (process, said):
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.stdout.readline() == "8.0\n"
+        assert said.readline() == "interrupted\n"
+        assert said.readline() == "8.0\n"
     wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
     now = client.statistics()
     assert now.cancelled_calls == before.cancelled_calls + 1
@@ -71,15 +78,7 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
 ) -> None:
     """Until then it may come back, and the call goes on for it."""
     server = start_live("--session-grace-s", "0.2")
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
-        env=server.environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "tracing\n"
+    with tracing(server) as (process, _said):
         process.kill()
     with connect(server.unix) as client:
         wait_until(lambda: client.statistics().cancelled_calls == 1)

@@ -6,12 +6,13 @@ Time passes in it, because that is what it is for; what it counts does not depen
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Final, Literal, Self
+from typing import Final
+
+from tests.end_to_end.passing_on import PassingOn, Way
 
 __all__ = ["MBIT", "Throttle", "Way"]
 
@@ -19,12 +20,9 @@ MBIT: Final = 125_000
 """Bytes a second."""
 
 _PIECE: Final = 1 << 14
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST, what is unsent is lost
-
-Way = Literal["up", "down"]
 
 
-class Throttle:
+class Throttle(PassingOn):
     """Passes connections on to a port of loopback; a context manager. Thread-safe.
 
     Args:
@@ -39,23 +37,13 @@ class Throttle:
     """
 
     def __init__(self, port: int, bytes_per_s: float | None = None, latency_s: float = 0.0) -> None:
-        self._upstream = port
+        super().__init__(port)
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self.passed: dict[Way, int] = {"up": 0, "down": 0}
         self.cuts = 0
         self._limits: dict[Way, int] = {}
         self._free_at: dict[Way, float] = {"up": 0.0, "down": 0.0}
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()  # guards all of these
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """For `jaxd.connect`."""
-        return f"tcp://127.0.0.1:{self.port}"
 
     def cut_after(self, way: Way, nbytes: int) -> None:
         """Cuts everything as soon as so many bytes more have come through; once."""
@@ -65,41 +53,12 @@ class Throttle:
     def cut(self) -> None:
         """Ends all connections as a lost network does; new ones can be made."""
         with self._lock:
-            ended, self._open = self._open, set()
             self._limits.clear()
-            self.cuts += bool(ended)
-        for one in ended:
-            with suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-            one.close()
+        if self._end(self._open, reset=True):
+            with self._lock:
+                self.cuts += 1
 
-    def close(self) -> None:
-        """Ends it, and all connections."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-        self.cut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._upstream))
-                with self._lock:
-                    self._open |= {near, far}
-                for one in (near, far):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._pump("up", near, far)
-                self._pump("down", far, near)
-
-    def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
         """Two threads: what one has read, the other one writes when it has arrived."""
         line: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
         threading.Thread(target=self._read, args=(way, source, line), daemon=True).start()

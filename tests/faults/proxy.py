@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import Final, Literal, Self
+from typing import Final, Literal
+
+from tests.end_to_end.passing_on import PassingOn, Way
 
 __all__ = ["Proxy", "Way"]
 
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST, what is unsent is lost
 _PIECE: Final = 1 << 16
 
-Way = Literal["up", "down"]
 Fault = Literal["cut", "reset", "hole", "hold", "bytes", "slow"]
 
 
-class Proxy:
+class Proxy(PassingOn):
     """Passes connections on to a port of loopback; a context manager. Thread-safe.
 
     Args:
@@ -30,21 +27,12 @@ class Proxy:
     """
 
     def __init__(self, port: int) -> None:
-        self._upstream = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        super().__init__(port)
         self._fault: Fault | None = None
         self._way: Way = "up"
         self._left = 0
         self._healed = threading.Event()
         self.struck = threading.Event()
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()  # guards these
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """For `jaxd.connect`."""
-        return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def strike(self, fault: Fault, way: Way, after: int) -> None:
         """Has something happen once, when so many bytes more have passed in that direction.
@@ -71,40 +59,13 @@ class Proxy:
         """Ends all connections."""
         self._end(self._open, reset=False)
 
-    def _end(self, some: Iterable[socket.socket], *, reset: bool) -> None:
-        with self._lock:
-            ended = self._open.intersection(some)
-            self._open -= ended
-        for one in ended:
-            with suppress(OSError):
-                if reset:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-            one.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def close(self) -> None:
+        """Ends it, and all connections."""
         self.heal()
-        self.cut()
+        super().close()
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._upstream))
-                with self._lock:
-                    self._open |= {near, far}
-                for one in (near, far):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for way, source, sink in (("up", near, far), ("down", far, near)):
-                    threading.Thread(
-                        target=self._pump, args=(way, source, sink), daemon=True
-                    ).start()
+    def _carry(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
+        threading.Thread(target=self._pump, args=(way, source, sink), daemon=True).start()
 
     def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
         try:

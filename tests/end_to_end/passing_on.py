@@ -1,0 +1,87 @@
+"""A TCP proxy on loopback; what becomes of the bytes is for others to say."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, Literal, Self
+
+__all__ = ["PassingOn", "Way"]
+
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST, what is unsent is lost
+
+Way = Literal["up", "down"]
+"""`up` is towards the server."""
+
+
+class PassingOn:
+    """Passes connections on to a port of loopback; a context manager. Thread-safe.
+
+    Args:
+        port: where to.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._upstream = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()  # guards the one before
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """For `jaxd.connect`."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Ends all connections; new ones can be made."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends it, and all connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _carry(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
+        """Takes charge of one direction of a new connection."""
+        raise NotImplementedError
+
+    def _end(self, some: Iterable[socket.socket], *, reset: bool) -> bool:
+        """Ends connections, in order or as a lost network does; whether there were any."""
+        with self._lock:
+            ended = self._open.intersection(some)
+            self._open -= ended
+        for one in ended:
+            with suppress(OSError):
+                if reset:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+            one.close()
+        return bool(ended)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._upstream))
+                with self._lock:
+                    self._open |= {near, far}
+                for one in (near, far):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._carry("up", near, far)
+                self._carry("down", far, near)
