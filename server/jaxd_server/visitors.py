@@ -32,9 +32,9 @@ class Visitors:
     ) -> None:
         self._accounts = accounts
         self._forget = forget
-        self._known = self._principals()
         self._here: dict[socket.socket, Account] = {}
-        self._lock = threading.Lock()  # guards the table
+        self._came_in: set[str] = set()
+        self._lock = threading.Lock()  # guards both
 
     @contextmanager
     def present(self, sock: socket.socket, account: Account | None) -> Iterator[None]:
@@ -48,6 +48,7 @@ class Visitors:
             return
         with self._lock:
             self._here[sock] = account
+            self._came_in.add(account.principal)
         try:
             if not self._may_stay(account):  # asked when it is in the table: it is not missed
                 raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
@@ -60,7 +61,9 @@ class Visitors:
         """Shows those out whose token was taken away; to be called often."""
         if self._accounts is None or not self._accounts.have_changed():
             return
-        before, self._known = self._known, self._principals()
+        with self._lock:
+            came_in = set(self._came_in)
+        gone = came_in - {account.principal for account in self._accounts.now()}
         for principal, connections in self._show_out().items():
             log_event(
                 "client_shown_out",
@@ -68,12 +71,10 @@ class Visitors:
                 principal=principal,
                 connections=connections,
             )
-        for principal in before - self._known:
+        with self._lock:
+            self._came_in -= gone
+        for principal in gone:
             self._forget(principal)
-
-    def _principals(self) -> set[str]:
-        accounts = self._accounts.now() if self._accounts else ()
-        return {account.principal for account in accounts}
 
     def _may_stay(self, account: Account) -> bool:
         return self._accounts is None or self._accounts.may_stay(account)

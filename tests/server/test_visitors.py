@@ -64,6 +64,16 @@ def test_whoever_was_revoked_is_shown_out(hall: Hall, folder: str) -> None:
     assert hall.forgotten == ["account:alice"]
 
 
+def test_whoever_came_since_the_last_look_is_forgotten_as_well(hall: Hall, folder: str) -> None:
+    """An account may be made, used and taken away between two looks."""
+    add_account("carol", folder)
+    carol = next(one for one in hall.accounts.now() if one.principal == "account:carol")
+    with socket.socket() as sock, hall.visitors.present(sock, carol):
+        remove_account("carol", folder)
+        hall.visitors.look()
+    assert hall.forgotten == ["account:carol"]
+
+
 def test_whoever_has_another_token_now_comes_again(hall: Hall, folder: str) -> None:
     """With it; what they had here is there still."""
     add_account("alice", folder, replace=True)
