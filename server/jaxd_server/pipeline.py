@@ -6,7 +6,6 @@ Read this first. Nothing here knows of sockets.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 
@@ -22,14 +21,12 @@ from jaxd_server.devices import Devices
 from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
+from jaxd_server.execution import BrokenProgram, Execution
 from jaxd_server.functions import Function, FunctionReplaced, Functions
 from jaxd_server.interest import EVER
 from jaxd_server.jax_placement import placed
-from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
-from jaxd_server.logs import log_event
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import build_arguments, dynamic, leaves_of
-from jaxd_server.nan_search import find_nan
 from jaxd_server.plan import Elsewhere, Plan, Seat
 from jaxd_server.precautions import Precautions, Suspected
 from jaxd_server.renewal import Renewal
@@ -44,10 +41,6 @@ from jaxd_server.statistics import Counters
 from jaxd_server.turns import Turns
 
 __all__ = ["Pipeline"]
-
-
-class _BrokenProgram(Exception):
-    """A program that was read from disk does not run."""
 
 
 class Pipeline:
@@ -81,6 +74,7 @@ class Pipeline:
         self.shortage = shortage
         self._renewal = renewal
         self.precautions = Precautions(admission)
+        self._execution = Execution(functions, executables, shortage, maker.discard)
         self._turns = Turns()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -115,7 +109,7 @@ class Pipeline:
                 return self._cold(call)
             except Elsewhere:
                 return self._cold(call)
-            except _BrokenProgram:
+            except BrokenProgram:
                 return self._cold(call)  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             reply = self._failed(call, error)
@@ -232,9 +226,9 @@ class Pipeline:
         try:
             if run.executable.talks:
                 self.precautions.write_down(running, run.call)
-                self._turns.start(run, self._dispatch)
+                self._turns.start(run, self._execution.dispatch)
             else:
-                self._dispatch(run)
+                self._execution.dispatch(run)
         except BaseException:
             run.executable.release()
             raise
@@ -243,7 +237,7 @@ class Pipeline:
     def _finished(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Reply:
         try:
             try:
-                reply = self._deliver(run)
+                reply = self._execution.deliver(run)
             finally:
                 run.executable.release()
                 self.admission.leave(running)
@@ -253,7 +247,7 @@ class Pipeline:
             run.executable.took(seconds)
             count(run, seconds)
             return self._too_late(run) if run.call.interest.is_settled else reply
-        except _BrokenProgram:
+        except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             reply = self._failed(run.call, error)  # first: who uses its values learns why not
@@ -267,55 +261,6 @@ class Pipeline:
         if function.doubt is not None:
             call.emit("warning", {"function": function.name, "text": function.doubt})
         return function
-
-    def _dispatch(self, run: Run) -> None:
-        if run.executable.program.run_bytes:
-            self.shortage.foresee(run.executable.program.run_bytes)
-        try:
-            return run.dispatch()
-        except Exception as error:  # noqa: BLE001  raised again but for one
-            # and not the error itself, whose frames hold arrays
-            failure = self._out_of_memory(run, error)
-        return self.shortage.again(run.dispatch, failure)
-
-    def _deliver(self, run: Run) -> Reply:
-        try:
-            return run.deliver()
-        except Exception as error:  # noqa: BLE001  as above
-            failure = self._out_of_memory(run, error)
-
-        def once_more() -> Reply:
-            run.dispatch()
-            return run.deliver()
-
-        return self.shortage.again(once_more, failure)
-
-    def _out_of_memory(self, run: Run, error: Exception) -> str:
-        """What jax says when there is no room, and making some may help; else raises."""
-        if self.shortage.are_gone(run.leaves):
-            run.give_up()
-            raise error
-        if is_nan_error(error):
-            raise find_nan(run.call, self.functions, self.executables) from error
-        if run.executable.program.calls_back:
-            raise error  # what it has called must not be called once more
-        if not is_out_of_memory(error):
-            self._discard_if_broken(run.executable, error)
-            raise error
-        return str(error)
-
-    def _discard_if_broken(self, executable: Executable, error: Exception) -> None:
-        """Drops a program that was read from disk and does not run; nothing in one is the user's.
-
-        Raises:
-            _BrokenProgram: when it was one.
-        """
-        if executable.program.is_original or not is_runtime_error(error):
-            return
-        log_event("program_broken", level=logging.WARNING, name=executable.name, reason=str(error))
-        self.executables.discard(executable)
-        self._maker.discard(executable)
-        raise _BrokenProgram from error
 
     def _meet(self, session: Session, executable: Executable, made: Made | None = None) -> None:
         """Counts what a client process is spared, the first time that it uses an executable."""
