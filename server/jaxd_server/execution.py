@@ -9,6 +9,7 @@ from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Functions
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
+from jaxd_server.large_runs import LargeRuns
 from jaxd_server.logs import log_event
 from jaxd_server.nan_search import find_nan
 from jaxd_server.replies import Reply
@@ -43,6 +44,7 @@ class Execution:
         self._executables = executables
         self._shortage = shortage
         self._discard = discard
+        self._large = LargeRuns(lambda: shortage.spare)
 
     def dispatch(self, run: Run) -> None:
         """Hands a run to the device.
@@ -51,8 +53,14 @@ class Execution:
             BrokenProgram: when the call is to be answered anew.
             Exception: what jax raises.
         """
-        if run.executable.program.run_bytes:
-            self._shortage.foresee(run.executable.program.run_bytes)
+        nbytes = run.executable.program.run_bytes
+        if not nbytes:
+            return self._dispatched(run)
+        with self._large.beside(run, nbytes):
+            self._shortage.foresee(nbytes)
+            return self._dispatched(run)
+
+    def _dispatched(self, run: Run) -> None:
         try:
             return run.dispatch()
         except Exception as error:  # noqa: BLE001  raised again but for one

@@ -46,6 +46,11 @@ class Shortage:
         self._capacity = capacity
         self._spare = spare
 
+    @property
+    def spare(self) -> int:
+        """Bytes of the machine's memory that can be had."""
+        return self._spare()
+
     def relieved(self, do: Callable[[], T]) -> T:
         """What `do` returns; when it finds no room, some is made and it is done once more.
 

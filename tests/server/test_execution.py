@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import OutOfMemory
+from jaxd_server import large_runs
 from jaxd_server.shortage import Shortage
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import Kitchen, Source, read_reply
 from tests.server.test_shortage import full
 
 
@@ -91,3 +92,20 @@ def test_a_program_says_what_it_takes_when_that_is_much(kitchen: Kitchen) -> Non
     small = Source(lambda x: jnp.zeros(1 << 10, jnp.float32) + x)
     kitchen.pipeline.shortage._spare = lambda: 0
     assert kitchen.value(small, np.float32(1))[0] == 1.0
+
+
+def test_two_large_calls_for_which_there_is_no_room_run_in_turn(
+    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is dispatched when the device is done with the first; both are answered."""
+    source = Source(lambda x: x * 7)
+    kitchen.value(source, np.float32(1))
+    (executable,) = kitchen.executables.all()
+    executable.program.run_bytes = 2 << 30
+    kitchen.pipeline.shortage._spare = lambda: 3 << 30
+    awaited: list[Any] = []
+    monkeypatch.setattr(large_runs, "wait_for", awaited.append)
+    first, second = (kitchen.pipeline.start(source.call([np.float32(number)])) for number in (2, 3))
+    assert [float(array) for (array,) in awaited] == [14.0]
+    answers = [read_reply(finish(), source) for finish in (first, second)]
+    assert [float(answer) for answer in answers] == [14.0, 21.0]
