@@ -8,6 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jaxd.call_future import CallFuture
 from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
 from jaxd.losses import Losses
@@ -32,7 +33,7 @@ class Submission:
     """
 
     def __init__(self, caller: Caller, call: Encoded) -> None:
-        self.future: Future[Any] = Future()
+        self.future: CallFuture[Any] = CallFuture()
         self._caller = caller
         self._call = call
         self._reply: tuple[Any, ...] | None = None  # when there is a result
@@ -64,12 +65,12 @@ class Submission:
         if window is not self._window:  # one that comes again has its place already
             self._window = window
             window.acquire()
-            self.future.add_done_callback(lambda _: window.release())
+            self.future.when_done(lambda _: window.release())
         try:
             load = self._caller.routes.load(
                 self._call, connection, spare=True, copied=True, deadline=self._deadline
             )
-            self.future.add_done_callback(lambda _: load.release(self._reply))
+            self.future.when_done(lambda _: load.release(self._reply))
             connection.submit(
                 "call",
                 self._call.message(load.rows),
@@ -88,7 +89,7 @@ class Submission:
         except BaseException:
             self.future.cancel()  # gives its place in the window back
             raise
-        self.future.add_done_callback(self._cancel)
+        self.future.when_done(self._cancel)
         return self._watch_deadline(connection, number)
 
     def _cancel(self, future: Future[Any]) -> None:
@@ -107,7 +108,7 @@ class Submission:
         left_s = max(0.0, self._deadline + WORD_S - time.monotonic())
         timer = threading.Timer(left_s, connection.expire, (number, late))
         timer.daemon = True
-        self.future.add_done_callback(lambda _: timer.cancel())
+        self.future.when_done(lambda _: timer.cancel())
         timer.start()
 
     def _arrived(self, connection: ClientConnection, number: int, pending: Pending) -> None:

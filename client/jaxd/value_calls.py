@@ -111,9 +111,11 @@ class ValueCalls:
 
     def submit(self, call: Encoded) -> Future[Any]:
         """The same as a future, which is done when the call is."""
-        from concurrent.futures import Future, InvalidStateError  # a plain call needs neither
+        from concurrent.futures import InvalidStateError  # a plain call needs neither
 
-        future: Future[Any] = Future()
+        from jaxd.call_future import CallFuture
+
+        future: CallFuture[Any] = CallFuture()
 
         def ended(flight: Flight) -> None:
             try:
@@ -131,7 +133,7 @@ class ValueCalls:
             if future.cancelled():
                 self._flights.cancel(flight)
 
-        future.add_done_callback(done)
+        future.when_done(done)
         return future
 
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:

@@ -1,0 +1,79 @@
+"""The future of a submitted call, whose callbacks keep no other call waiting."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from jaxd.forking import forget_after_fork
+
+__all__ = ["CallFuture"]
+
+T = TypeVar("T")
+
+_WAKES_ITS_LOOP: Final = "asyncio.futures"
+"""The module of the callback of `asyncio.wrap_future`: it is quick, and waited for."""
+
+
+class CallFuture(Future[T]):
+    """A future that is settled by whoever reads the connection.
+
+    What is given to `add_done_callback` before then runs in a thread for callbacks, one after the
+    other: it may block, and make calls. Afterwards it runs at once, as with any future.
+    """
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """See `concurrent.futures.Future.add_done_callback`."""
+        if self.done() or getattr(fn, "__module__", None) == _WAKES_ITS_LOOP:
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(partial(_thread.run, fn))
+
+    def when_done(self, fn: Callable[[Future[T]], object]) -> None:
+        """Has something quick run by whoever settles it."""
+        super().add_done_callback(fn)
+
+
+class _CallbackThread:
+    """Runs callbacks in their order; started at the first one, once for a process."""
+
+    def __init__(self) -> None:
+        self._begin()
+        forget_after_fork(self)
+
+    def _begin(self) -> None:
+        self._waiting: SimpleQueue[tuple[Callable[[Future[Any]], object], Future[Any]]]
+        self._waiting = SimpleQueue()
+        self._lock = threading.Lock()  # guards the start
+        self._started = False
+
+    def run(self, fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:
+        """Returns at once."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._serve, name="jaxd-callbacks", daemon=True).start()
+        self._waiting.put((fn, future))
+
+    def after_fork(self) -> None:
+        """The thread is the parent's, and so is what waits for it."""
+        self._begin()
+
+    def _serve(self) -> None:
+        while True:
+            fn, future = self._waiting.get()
+            try:
+                fn(future)
+            except BaseException:
+                logging.getLogger("concurrent.futures").exception(
+                    "exception calling callback for %r", future
+                )
+            del fn, future  # while it waits for the next one, nothing is kept
+
+
+_thread: Final = _CallbackThread()

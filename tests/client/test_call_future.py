@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from jaxd import Client, call_future
+from jaxd.call_future import CallFuture
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client) -> None:
+    """Neither who calls nor who has submitted; it ran only when the reply was here."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    go_on, seen = threading.Event(), SimpleQueue[float]()
+
+    def block(done: Future[Any]) -> None:
+        seen.put(float(done.result()))
+        assert go_on.wait(30)
+        seen.put(-1.0)
+
+    double.submit(4.0).add_done_callback(block)
+    assert seen.get(timeout=30) == 8.0
+    assert float(double(21.0)) == 42.0
+    assert float(double.submit(5.0).result(30)) == 10.0
+    assert seen.empty()
+    go_on.set()
+    assert seen.get(timeout=30) == -1.0
+
+
+def test_callbacks_run_in_their_order() -> None:
+    """Of one future and of several."""
+    seen: SimpleQueue[int] = SimpleQueue()
+    first, second = CallFuture[int](), CallFuture[int]()
+
+    def note(number: int, done: Future[int]) -> None:
+        seen.put(10 * done.result() + number)
+
+    for number, future in enumerate((first, second, first)):
+        future.add_done_callback(partial(note, number))
+    second.set_result(2)
+    first.set_result(1)
+    assert [seen.get(timeout=30) for _ in range(3)] == [21, 10, 12]
+
+
+def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """As with any future; the next one runs."""
+    seen: SimpleQueue[str] = SimpleQueue()
+    future = CallFuture[str]()
+
+    def fail(_: object) -> None:
+        raise ValueError("mine")
+
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda done: seen.put(done.result()))
+    with caplog.at_level(logging.ERROR, "concurrent.futures"):
+        future.set_result("here")
+        assert seen.get(timeout=30) == "here"
+    assert "mine" in caplog.text
+
+
+def test_what_is_done_calls_back_at_once() -> None:
+    """In the thread that asks, as with any future."""
+    future, threads = CallFuture[int](), []
+    future.set_result(1)
+    future.add_done_callback(lambda _: threads.append(threading.current_thread()))
+    assert threads == [threading.current_thread()]
+
+
+def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever settles the future: another thread would cost each `await` a switch."""
+    monkeypatch.setattr(call_future, "_thread", None)
+
+    async def awaited() -> int:
+        future = CallFuture[int]()
+        threading.Timer(0.0, future.set_result, [7]).start()
+        return await asyncio.wrap_future(future)
+
+    assert asyncio.run(awaited()) == 7
+
+
+FORKS = """
+import os, sys, threading
+from jaxd.call_future import CallFuture
+
+def calls_back():
+    future, called = CallFuture(), threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    future.set_result(None)
+    return called.wait(30)
+
+assert calls_back()
+child = os.fork()
+if not child:
+    os._exit(0 if calls_back() else 1)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
+    """That of its parent is not there."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
+    subprocess.run(command, check=True, timeout=60)
