@@ -295,7 +295,8 @@ def test_so_many_calls_are_made(shared: Client, name: str, calls: int) -> None:
     READY(use(function))
     after = shared.statistics()
     assert after.calls - before.calls == calls
-    assert (after.traces, after.values) == (before.traces, before.values)
+    assert after.traces == before.traces
+    assert after.values <= before.values  # fewer where another client has just left
 
 
 def test_each_step_is_built_once_for_all_clients(live: LiveServer) -> None:

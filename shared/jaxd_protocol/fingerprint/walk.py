@@ -60,6 +60,12 @@ class Walked:
 class Walk(Findings):
     """One walk; to be used once, in one thread.
 
+    Args:
+        world: whom to ask about modules.
+        ignore: see `walk`.
+        archives: see `walk`.
+        classes: what classes mean, by `id`; those that this walk meets are added.
+
     Attributes:
         own_classes: classes that are part of this walk, by `id`; all others count by their digest.
         open_classes: those of the walks that this one is a part of.
@@ -72,6 +78,7 @@ class Walk(Findings):
         world: World,
         ignore: Collection[str] = (),
         archives: Archives | None = None,
+        classes: dict[int, Walked] | None = None,
     ) -> None:
         super().__init__(world, archives)
         self._ignore = frozenset(ignore)
@@ -82,7 +89,7 @@ class Walk(Findings):
         self._depth = 0
         self._is_inner = False
         self._open_sets: frozenset[int] = frozenset()
-        self._classes: dict[int, Walked] = {}
+        self._classes = {} if classes is None else classes
         self.open_classes: frozenset[int] = frozenset()
         self.own_classes: set[int] = set()
         self.read_by: set[tuple[int, int]] = set()
@@ -258,8 +265,7 @@ class Walk(Findings):
             inner = self._inner()
             inner.open_classes |= inner.own_classes
             inner.own_classes = {id(cls)}
-            known = inner.run(cls, cls.__qualname__)
-            self._classes[id(cls)] = known
+            known = self._classes[id(cls)] = inner.run(cls, cls.__qualname__)
         return known
 
     def package(self, module: str) -> None:

@@ -6,12 +6,14 @@ import abc
 import collections
 import dataclasses
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import pytest
 
-from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.fingerprint import Walked, content_id, walk
+from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.packing import pack, pack_function, unpack
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 
@@ -355,6 +357,39 @@ def test_classes_may_be_nested_as_deeply_as_one_likes(tmp_path: Path) -> None:
     """As bases of each other, or through their methods."""
     packed = pack_there(write(tmp_path / "author", {"deep.py": DEEP}), "deep", ["bases", "chain"])
     assert call_there(tmp_path, packed) == {"bases": "(1, 61)", "chain": "150"}
+
+
+def test_classes_that_lead_to_each_other_are_walked_over_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a function is packed: a project of many classes would else take seconds."""
+    namespace: dict[str, Any] = {"__name__": "chained"}
+    exec(DEEP, namespace)
+    walked = walk(namespace["chain"], "it")
+    visits: Counter[str] = Counter()
+    run = Walk.run
+
+    def counted(self: Walk, value: Any, name: str) -> Any:
+        visits[name] += 1
+        return run(self, value, name)
+
+    monkeypatch.setattr(Walk, "run", counted)
+    pack_function(namespace["chain"], "it", walked.reach)
+    assert len(visits) == 151
+    assert max(visits.values()) == 2  # as a class of its own, and for others
+
+
+def test_a_class_has_one_id_however_it_is_met() -> None:
+    """Walked over for itself, or found among those that lead to it."""
+    namespace: dict[str, Any] = {"__name__": "chained"}
+    exec(DEEP, namespace)
+    together: dict[int, Walked] = {}
+    content_id(namespace["C140"], together)
+    assert id(namespace["C149"]) in together
+    found = content_id(namespace["C149"], together)
+    again: dict[str, Any] = {"__name__": "chained"}
+    exec(DEEP, again)
+    assert content_id(again["C149"]) == found != content_id(again["C148"])
 
 
 class Hashed:
