@@ -23,6 +23,10 @@ pip := $(bin)/python -m pip install -qq --disable-pip-version-check -c constrain
 # they stand, because the short ones come last.
 parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# Hundreds of processes are started that import the same sources: Python compiles them once, also
+# where somebody has told it not to.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-docker test-variants soak faults fuzz lint lint-docker bench clean
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ import pytest
 pytestmark = [
     pytest.mark.own_server,  # it starts its own
     pytest.mark.timeout(180),  # five processes, and the server's two
+    pytest.mark.skipif(  # looked for and not imported, which takes seconds
+        not all(map(find_spec, ("sklearn", "matplotlib"))), reason="the demo extra is not installed"
+    ),
 ]
-
-pytest.importorskip("sklearn", reason="the demo extra is not installed")
-pytest.importorskip("matplotlib", reason="the demo extra is not installed")
 
 
 @pytest.fixture

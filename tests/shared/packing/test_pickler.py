@@ -161,6 +161,7 @@ def packed(author: Path) -> dict[str, bytes]:
     return pack_there(author, "models", RESULTS, PYTHONHASHSEED="1")
 
 
+@pytest.mark.soak
 def test_what_belongs_to_jax_and_its_libraries_arrives(
     packed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_what_belongs_to_jax_and_its_libraries_arrives(
     assert call_there(tmp_path, packed) == RESULTS
 
 
+@pytest.mark.soak
 def test_models_are_equal_bytes_in_every_process(packed: dict[str, bytes], author: Path) -> None:
     """Classes of flax and equinox among them."""
     assert pack_there(author, "models", RESULTS, PYTHONHASHSEED="2") == packed

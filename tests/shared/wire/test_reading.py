@@ -71,7 +71,13 @@ def in_steps(sizes: list[int], receive: reading.ReceiveInto) -> reading.ReceiveI
 
 
 @pytest.mark.usefixtures("small_read_ahead")
-@pytest.mark.parametrize("steps", [[1 << 16], [40, 7]], ids=["all there", "in pieces"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([1 << 16], id="all there", marks=pytest.mark.soak),
+        pytest.param([40, 7], id="in pieces"),
+    ],
+)
 @pytest.mark.parametrize("case", MIXED)
 def test_a_reader_that_is_interrupted_anywhere_goes_on_where_it_was(
     case: str, steps: list[int]
