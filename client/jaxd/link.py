@@ -22,7 +22,7 @@ from jaxd.settings import Settings
 from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
 
 if TYPE_CHECKING:
@@ -143,12 +143,23 @@ class Link:
     def _connect_again(self) -> ClientConnection:
         """Where a server has answered before, a handshake that breaks off means little.
 
-        It was the old worker, at its very end, or the network was lost once more.
+        It was the old worker, at its very end, or the network was lost once more. Something in
+        between, such as a tunnel, may also take connections for a server that does not run.
         """
-        for _ in range(_HANDSHAKES - 1 if self._left or self.session is not None else 0):
+        if not self._left and self.session is None:
+            return self._connect()
+        for _ in range(_HANDSHAKES - 1):
             with suppress(ProtocolError):
                 return self._connect()
-        return self._connect()
+        try:
+            return self._connect()
+        except ProtocolError as error:
+            raise NoServer(
+                f"the server at {self.address} has answered before, and now the connection to it "
+                f"ends {_HANDSHAKES} times during the handshake: it is stopping, or something in "
+                "between takes connections for it while it does not run. Try again later, or look "
+                "for the cause with `jaxd doctor`."
+            ) from error
 
     def leave(self, connection: ClientConnection) -> None:
         """Makes no more calls over a connection whose worker is being replaced.

@@ -11,7 +11,7 @@ from jaxd.caller import Caller
 from jaxd.link import Link
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import NoServer, ProtocolError
 from tests.live_server import LiveServer
 
 
@@ -70,6 +70,11 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     fails[:] = [False, True, True]
     assert link.connection().alive
     assert fails == []
+    link.connection().shut()
+    fails[:] = [True] * 3
+    with pytest.raises(NoServer, match="has answered before") as caught:
+        link.connection()
+    assert caught.value.may_repeat
 
 
 def test_closing_ends_the_connections_that_were_left_as_well(link: Link) -> None:
