@@ -224,7 +224,7 @@ class Errand(NamedTuple):
             if build.is_left and isinstance(reply, Lowered | Failed | Refused):
                 self.tracing.heed(reply.side)
             build.check()
-        if isinstance(reply, Ended) and reply.orders > 1:  # another one may have ended it
+        if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
             again = self.tracing.alone(self.with_code().order, self.emit)
             if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
                 reply = again

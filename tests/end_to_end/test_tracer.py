@@ -206,7 +206,7 @@ def test_a_function_that_ends_its_process_ends_only_the_tracer(
 def test_a_tracer_that_is_killed_while_it_traces(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
-    """The build that it worked at fails, and nothing else does."""
+    """By somebody else: the build that it worked at is made once more, unseen."""
     server = start_live("--trace-in", "tracer")
     began = runtime / "began"
 
@@ -214,16 +214,17 @@ def test_a_tracer_that_is_killed_while_it_traces(
         import pathlib
         import time
 
-        pathlib.Path(path).touch()
-        time.sleep(60)
+        if not pathlib.Path(path).exists():
+            pathlib.Path(path).touch()
+            time.sleep(60)
+        return x + 2
 
     with connect(server.unix) as client:
         f = client.persistent_call(sleeps, static_argnums=1)
         future = f.submit(X, str(began))
         until(began.exists)
         os.kill(tracer_pid(server), signal.SIGKILL)
-        with pytest.raises(InternalError, match="signal 9"):
-            future.result(30)
+        assert future.result(30).tolist() == (X + 2).tolist()
         assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
 
 

@@ -274,10 +274,12 @@ def test_a_function_that_ends_the_tracer_says_so(source: Source) -> None:
     errand = scene.errand(source)
     assert errand is not None
     scene.tracers[0].state = "ended"
-    scene.tracers[0].replies = [Ended("signal 11", 1)]
+    scene.tracers[0].replies = [Ended("signal 9", 1)]
+    scene.next = [FakeTracer()]
+    scene.next[0].replies = [Ended("signal 11", 1)]
     with pytest.raises(InternalError, match=r"ended the process that traced it \(signal 11\)"):
         errand.lower()
-    assert len(scene.tracers) == 2
+    assert len(scene.tracers) == 3
 
 
 def test_it_is_never_traced_here_after_that(source: Source) -> None:
@@ -287,20 +289,23 @@ def test_it_is_never_traced_here_after_that(source: Source) -> None:
     assert errand is not None
     scene.tracers[0].state = "ended"
     scene.tracers[0].replies = [Ended("signal 11", 1)]
-    scene.next = [FakeTracer("starting")]
+    alone = FakeTracer()
+    alone.replies = [Ended("signal 11", 1)]
+    scene.next = [alone, FakeTracer("starting")]
     with pytest.raises(InternalError):
         errand.lower()
     assert scene.errand(source) is not None
-    assert scene.tracers[1].waited == 1
+    assert scene.tracers[2].waited == 1
 
 
+@pytest.mark.parametrize("orders", [1, 2])
 @pytest.mark.parametrize("guilty", [True, False])
-def test_of_several_that_were_traced_the_guilty_one_is_found(guilty: bool, source: Source) -> None:
-    """Each is traced once more in a process of its own."""
+def test_only_what_ends_a_tracer_again_is_guilty(guilty: bool, orders: int, source: Source) -> None:
+    """Each is traced once more, alone: another one, or somebody, may have ended the first."""
     scene = Scene()
     errand = scene.errand(source)
     assert errand is not None
-    scene.tracers[0].replies = [Ended("signal 11", 2)]
+    scene.tracers[0].replies = [Ended("signal 11", orders)]
     alone = FakeTracer()
     alone.replies = [Ended("signal 11", 1) if guilty else refused(always=False)]
     scene.next = [alone]
