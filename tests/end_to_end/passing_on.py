@@ -25,10 +25,11 @@ class PassingOn:
 
     Attributes:
         port: where it listens.
+        upstream: where to, from the next connection on.
     """
 
     def __init__(self, port: int) -> None:
-        self._upstream = port
+        self.upstream = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -78,7 +79,11 @@ class PassingOn:
         with suppress(OSError):  # closed
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._upstream))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.upstream))
+                except OSError:  # nobody listens there now
+                    near.close()
+                    continue
                 with self._lock:
                     self._open |= {near, far}
                 for one in (near, far):

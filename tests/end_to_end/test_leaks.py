@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import DeadlineExceeded
 from tests.end_to_end.gates import wait_until
+from tests.levels import Levels
 from tests.live_server import LiveServer
 
 pytestmark = [
@@ -48,15 +47,9 @@ class Sample(NamedTuple):
         """Now, once everything is over that was given up."""
         wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
         wait_until(lambda: client.caller.ask("statistics")["values"] == 0)
-        process = Path(f"/proc/{server.worker_pid()}")
-        status = (process / "status").read_text().splitlines()
-        sizes = {line.split(":")[0]: line.split()[1] for line in status if len(line.split()) > 1}
         now = client.caller.ask("statistics")
         return cls(
-            int(sizes["VmRSS"]) / 1024,
-            (process / "maps").read_bytes().count(b"\n"),
-            len(os.listdir(process / "fd")),
-            int(sizes["Threads"]),
+            *Levels.of(server.worker_pid()),
             *(now[name] for name in ("executables", "programs", "functions", "values")),
         )
 

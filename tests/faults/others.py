@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from jaxd.control_client import ask
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
 from tests.end_to_end.gates import in_thread, wait_until
+from tests.levels import Levels
 from tests.live_server import LiveServer
 
 __all__ = ["host_says", "right", "unharmed"]
@@ -39,10 +39,6 @@ def host_says(server: LiveServer) -> Any:
     return ask(control_path(Address.parse(server.unix)), {"ask": "status"})
 
 
-def _files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 @contextmanager
 def unharmed(server: LiveServer, others: int = 2) -> Iterator[None]:
     """Others call all the time; afterwards their answers were right, and nothing is left behind.
@@ -54,7 +50,7 @@ def unharmed(server: LiveServer, others: int = 2) -> Iterator[None]:
         assert right(watcher)
         before = watcher.statistics()
         pid = server.worker_pid()
-        files = _files(pid)
+        files = Levels.of(pid).files
         with _calling(server, others) as wrong:
             yield
         assert not wrong, wrong
@@ -63,7 +59,7 @@ def unharmed(server: LiveServer, others: int = 2) -> Iterator[None]:
         wait_until(lambda: watcher.statistics().values <= before.values)
         wait_until(lambda: not host_says(server)["worker"].get("running"))
         if server.worker_pid() == pid:
-            wait_until(lambda: _files(pid) <= files + _MORE_FILES)
+            wait_until(lambda: Levels.of(pid).files <= files + _MORE_FILES)
 
 
 @contextmanager

@@ -1,0 +1,145 @@
+"""One client process of the soak: turn after turn, each told on the standard output as a line.
+
+    python -m tests.soak.client NAME SEED FOLDER ADDRESS ORACLE
+
+`ORACLE` is where to ask for right answers; a client that has jax (`-`) knows them by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import jaxd
+from jaxd.errors import JaxdError, ValuesLost
+from tests.soak.keeping import Keeping
+from tests.soak.oracle import Asking, answer
+from tests.soak.program import Ask, Program, WrongAnswer
+from tests.soak.turns import TURNS
+from tests.soak.turns_of_jax import TURNS_OF_JAX
+
+PAUSE_S: Final = 0.02
+"""Mean of what passes between two turns: clients do other things, too."""
+
+
+class Work:
+    """Turns of all kinds, until it is told to leave.
+
+    Args:
+        program: whose functions are called.
+        chance: decides everything.
+        has_jax: whether this process may use jax.
+    """
+
+    def __init__(self, program: Program, chance: random.Random, *, has_jax: bool) -> None:
+        self._program, self._chance = program, chance
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+        sys.stdout = Stray(self.tell)
+        self.keeping = Keeping(program, chance, self._lost)
+        self._turns: list[tuple[str, Callable[[], None], int]] = [
+            (turn.__name__, lambda turn=turn: turn(program, chance), weight)  # type: ignore[misc]
+            for turn, weight in (TURNS | (TURNS_OF_JAX if has_jax else {})).items()
+        ]
+        self._turns += [(t.__name__, t, weight) for t, weight in self.keeping.turns().items()]
+        self._count = 0
+        self.is_leaving = False
+
+    def go_on(self) -> None:
+        """Turn after turn."""
+        weights = [weight for *_, weight in self._turns]
+        while not self.is_leaving:
+            ((name, turn, _),) = self._chance.choices(self._turns, weights)
+            self.take(name, turn)
+            time.sleep(self._chance.expovariate(1 / PAUSE_S))
+        self.take("leave", self.keeping.leave)
+        self.tell(kind="left", outcome="right")
+
+    def take(self, name: str, turn: Callable[[], None]) -> None:
+        """One turn, and tells how it went."""
+        program, began = self._program, time.monotonic()
+        calls, edits = program.calls, program.edits
+        self.keeping.since = began
+        said: dict[str, Any] = {"outcome": "right"}
+        try:
+            turn()
+        except WrongAnswer as wrong:
+            said = {"outcome": "wrong", "message": str(wrong)}
+        except Exception as error:  # noqa: BLE001  whoever reads this judges
+            said = {"outcome": "error", "since": self.keeping.since, **_described(error)}
+        times, program.times = program.times, []
+        said |= {"calls": program.calls - calls, "edits": program.edits - edits, "times": times}
+        self.tell(kind=name, began=began, **said)
+
+    def _lost(self, error: ValuesLost, since: float) -> None:
+        now = time.monotonic()
+        self.tell(kind="held", began=now, outcome="error", since=since, **_described(error))
+
+    def tell(self, **what: Any) -> None:
+        """A line for the soak."""
+        self._count += 1
+        line = {"number": self._count, "ended": time.monotonic(), **what}
+        self._out.write(f"{json.dumps(line)}\n")
+
+
+class Stray(io.TextIOBase):
+    """Takes what is printed when nobody expects it: late, or a second time.
+
+    Args:
+        tell: is told of it.
+    """
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+
+    def write(self, text: str) -> int:
+        """Tells."""
+        self._tell(kind="stray", outcome="wrong", message=f"printed out of place: {text!r}")
+        return len(text)
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    kind = type(error)
+    names = [one.__name__ for one in kind.__mro__ if issubclass(one, JaxdError)]
+    text = "".join(traceback.format_exception(error))
+    return {"error": names or [kind.__qualname__], "message": str(error), "traceback": text}
+
+
+def _unraisable(what: Any) -> None:
+    if what.exc_type is KeyboardInterrupt:  # Python itself swallows it in a finalizer
+        os._exit(130)
+    sys.__unraisablehook__(what)
+
+
+def main(name: str, seed: str, folder: str, address: str, oracle: str) -> None:
+    """Works until SIGTERM."""
+    sys.unraisablehook = _unraisable
+    warnings.simplefilter("ignore")  # it compiles on purpose
+    chance = random.Random(f"{seed} {name}")
+    has_jax = oracle == "-"
+    ask: Ask = answer if has_jax else Asking(oracle)
+    if has_jax:
+        import jax  # noqa: F401  before the first result
+    with jaxd.connect(address) as client:
+        work = Work(Program(client, ask, Path(folder), int(seed)), chance, has_jax=has_jax)
+
+        def leave(*_: object) -> None:
+            work.is_leaving = True
+
+        signal.signal(signal.SIGTERM, leave)
+        work.tell(kind="began", outcome="right")
+        work.go_on()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
