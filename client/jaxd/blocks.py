@@ -21,7 +21,6 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd.forking import forget_after_fork, tell_of_forks
@@ -94,12 +93,12 @@ Place = tuple[Block, int]
 """A block and an offset in it. Whoever is given one holds a share of the block."""
 
 
-@dataclass(slots=True)
 class _Told:
     """What one connection knows."""
 
-    numbers: set[int] = field(default_factory=set)
-    retired: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.retired: list[int] = []
 
 
 class Pool:

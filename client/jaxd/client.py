@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
@@ -157,7 +156,7 @@ def connect(
     """
     settings = _with_server(Settings.resolve(server, host, port, token))
     if device is not None:
-        settings = replace(settings, device=device_index(device))
+        settings = settings._replace(device=device_index(device))
     client = Client(Caller(settings))
     client.caller.connection()
     return client

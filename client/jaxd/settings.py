@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxd_protocol.addresses import DEFAULT_TCP_PORT, Address
 from jaxd_protocol.errors import ConfigurationError
@@ -31,8 +30,7 @@ def config_file() -> str:
     return os.path.join(config_dir(), "config.toml")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What one client was told, from wherever it was told.
 
     Attributes:
@@ -47,7 +45,7 @@ class Settings:
     """
 
     server: Address | None = None
-    token: str | None = field(default=None, repr=False)
+    token: str | None = None
     token_file: str | None = None
     ca_file: str | None = None
     autostart: bool = True
@@ -91,6 +89,10 @@ class Settings:
             else file.get("compress", False),
             device=_device(environment.get("JAXD_DEVICE"), file.get("device")),
         )
+
+    def __repr__(self) -> str:
+        told = [f"{name}={self[at]!r}" for at, name in enumerate(self._fields) if name != "token"]
+        return f"Settings({', '.join(told)})"
 
     def read_token(self) -> str | None:
         """The token to prove, None when there is none; read anew on each call.

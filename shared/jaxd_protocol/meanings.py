@@ -8,9 +8,8 @@ same. It also keeps the parts, to say later how another function differs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.facts import Fingerprint, Part, Source
@@ -20,8 +19,7 @@ from jaxd_protocol.packages import Package
 __all__ = ["Meaning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(NamedTuple):
     """A fingerprint with what it was made of and from.
 
     Attributes:
@@ -35,8 +33,8 @@ class Meaning:
     fingerprint: bytes
     salt: bytes = SALT
     parts: tuple[Part, ...] = ()
-    packages: Mapping[str, Package] = field(default_factory=dict)
-    local: Mapping[str, bool] = field(default_factory=dict)
+    packages: Mapping[str, Package] = {}
+    local: Mapping[str, bool] = {}
     carried: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     shared: bool = True

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jaxd_protocol
 from jaxd_protocol.errors import ConfigurationError
@@ -75,8 +75,7 @@ def _read_record(dist_info: str) -> bytes:
         return os.path.basename(dist_info).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class LocalServerFiles:
+class LocalServerFiles(NamedTuple):
     """The files of one local server, all in one private directory.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +43,7 @@ class Sent:
 
     def receive(self, **changes: Any) -> Arrival:
         """What the server makes of it when the client says this much else."""
-        meaning = dataclasses.replace(self.meaning, **changes)
+        meaning = self.meaning._replace(**changes)
         return receive("step", meaning, meaning.fingerprint, self.code)
 
 

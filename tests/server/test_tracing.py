@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,7 @@ def test_the_code_is_sent_once(source: Source) -> None:
 def test_functions_that_mean_something_only_here_stay_here(source: Source) -> None:
     """Those of stock clients, and those that hold what has no content."""
     scene = Scene()
-    source.meaning = dataclasses.replace(source.meaning, shared=False)
+    source.meaning = source.meaning._replace(shared=False)
     assert scene.errand(source) is None
     assert scene.tracers == []
 

@@ -9,7 +9,6 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxd.control_client import ask
@@ -131,7 +130,7 @@ def devices(situation: Situation) -> Check:
     from jaxd.caller import Caller
     from jaxd.client import Client
 
-    settings = replace(situation.settings, server=situation.address, inline=False)
+    settings = situation.settings._replace(server=situation.address, inline=False)
     try:
         with Client(Caller(settings)) as client:
             found = [str(device) for device in client.info()["devices"]]

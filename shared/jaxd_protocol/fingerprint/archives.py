@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, Protocol
@@ -47,7 +46,6 @@ Name = tuple[str, str]
 IMPORTLIB: Final = "importlib"
 
 
-@dataclass(frozen=True)
 class Archive:
     """The source of some top-level packages.
 
@@ -56,8 +54,9 @@ class Archive:
         packages: installed packages that they import.
     """
 
-    sources: Mapping[str, Source] = field(default_factory=dict)
-    packages: tuple[Package, ...] = ()
+    def __init__(self, sources: Mapping[str, Source], packages: tuple[Package, ...] = ()) -> None:
+        self.sources = sources
+        self.packages = packages
 
     @cached_property
     def content(self) -> bytes:

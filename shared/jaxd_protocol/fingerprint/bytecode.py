@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -54,8 +53,7 @@ class Import(NamedTuple):
     bound: tuple[Bound, ...]
 
 
-@dataclass(slots=True)
-class CodeFacts:
+class CodeFacts(NamedTuple):
     """What is known about a code object, nested ones included.
 
     Attributes:
@@ -106,12 +104,12 @@ _PAIRS: Final = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE
 _SEE_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
-@dataclass(slots=True)
 class _Uses:
     """Reads of variables; a variable that escapes or is bound twice counts whole."""
 
-    reads: dict[str, dict[Steps, int]] = field(default_factory=dict)
-    whole: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.reads: dict[str, dict[Steps, int]] = {}
+        self.whole: set[str] = set()
 
     def add(self, name: str, steps: Steps, line: int) -> None:
         if steps:

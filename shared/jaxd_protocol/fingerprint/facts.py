@@ -1,9 +1,12 @@
-"""What a walk over a function finds: the vocabulary of the fingerprint. Data only."""
+"""What a walk over a function finds: the vocabulary of the fingerprint. Data only.
+
+A fresh process makes these classes before its first call, and so they are plain ones and named
+tuples: a dataclass takes ten times as long to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +79,6 @@ class Source(NamedTuple):
     is_package: bool
 
 
-@dataclass(slots=True)
 class Slice:
     """A container of which only some entries are reached.
 
@@ -85,11 +87,13 @@ class Slice:
         names: attribute names; keys of a dict.
     """
 
-    value: Any
-    names: set[Any] = field(default_factory=set)
+    __slots__ = ("names", "value")
+
+    def __init__(self, value: Any, names: set[Any] | None = None) -> None:
+        self.value = value
+        self.names: set[Any] = set() if names is None else names
 
 
-@dataclass(slots=True)
 class Reach:
     """All that a walk reached, as the packing needs it.
 
@@ -110,17 +114,18 @@ class Reach:
         live: what is only given to be called back: it stays where it is, whatever it holds.
     """
 
-    slices: dict[int, Slice] = field(default_factory=dict)
-    whole: set[int] = field(default_factory=set)
-    imports: dict[str, ModuleType] = field(default_factory=dict)
-    sources: dict[str, Source] = field(default_factory=dict)
-    carried: dict[str, dict[str, Any]] = field(default_factory=dict)
-    stand_ins: dict[int, Any] = field(default_factory=dict)
-    untravelable: dict[int, Unshared] = field(default_factory=dict)
-    numbered: list[Any] = field(default_factory=list)
-    objects: list[Any] = field(default_factory=list)
-    archives: Archives | None = None
-    live: list[Any] = field(default_factory=list)
+    def __init__(self, archives: Archives | None = None) -> None:
+        self.slices: dict[int, Slice] = {}
+        self.whole: set[int] = set()
+        self.imports: dict[str, ModuleType] = {}
+        self.sources: dict[str, Source] = {}
+        self.carried: dict[str, dict[str, Any]] = {}
+        self.stand_ins: dict[int, Any] = {}
+        self.untravelable: dict[int, Unshared] = {}
+        self.numbered: list[Any] = []
+        self.objects: list[Any] = []
+        self.archives = archives
+        self.live: list[Any] = []
 
     def absorb(self, part: Reach) -> None:
         """Adds what a part of the walk has reached."""
@@ -147,8 +152,7 @@ class Reach:
         return None if found is None or id(value) in self.whole else found.names
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """What a function means.
 
     Attributes:

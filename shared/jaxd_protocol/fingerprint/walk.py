@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.archives import Archives
 from jaxd_protocol.fingerprint.facts import Fingerprint, Reach
@@ -42,8 +41,7 @@ class CyclicClasses(Exception):
         self.cls = cls
 
 
-@dataclass(frozen=True, slots=True)
-class Walked:
+class Walked(NamedTuple):
     """A finished walk.
 
     Attributes:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.fingerprint.pristine import is_pristine
@@ -91,8 +90,7 @@ class Here:
         return not is_pristine(module, name, value, self.is_local)
 
 
-@dataclass(frozen=True, slots=True)
-class There:
+class There(NamedTuple):
     """The client's process, as a server sees it: it replays what the client decided.
 
     Attributes:
@@ -105,8 +103,8 @@ class There:
     packages: Mapping[str, Package]
     local: Mapping[str, bool]
     carried: frozenset[str]
-    modules: Mapping[str, ModuleType] = field(default_factory=dict)
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    modules: Mapping[str, ModuleType] = {}
+    sources: Mapping[str, Source] = {}
 
     def is_local(self, module: str) -> bool:
         """What the client said; a module that it did not meet is looked at here."""

@@ -8,7 +8,8 @@ from jaxd_protocol.fingerprint.facts import Reach, Slice
 def test_what_is_read_in_part_has_the_names_that_are_read() -> None:
     """Of one object; another one that is equal has none."""
     table, equal = {"a": 1}, {"a": 1}
-    reach = Reach(slices={id(table): Slice(table, {"a"})})
+    reach = Reach()
+    reach.slices[id(table)] = Slice(table, {"a"})
     assert reach.part_of(table) == {"a"}
     assert reach.part_of(equal) is None
 
@@ -16,11 +17,15 @@ def test_what_is_read_in_part_has_the_names_that_are_read() -> None:
 def test_what_is_read_as_a_whole_as_well_counts_whole() -> None:
     """Whichever of the two was seen first."""
     table = {"a": 1, "b": 2}
-    reach = Reach(slices={id(table): Slice(table, {"a"})}, whole={id(table)})
+    reach = Reach()
+    reach.slices[id(table)] = Slice(table, {"a"})
+    reach.whole.add(id(table))
     assert reach.part_of(table) is None
 
 
 def test_what_is_read_in_part_may_be_read_not_at_all() -> None:
     """An import statement whose module nobody uses."""
     table = {"a": 1}
-    assert Reach(slices={id(table): Slice(table)}).part_of(table) == set()
+    reach = Reach()
+    reach.slices[id(table)] = Slice(table)
+    assert reach.part_of(table) == set()

@@ -133,7 +133,9 @@ def test_a_compiled_module_of_the_users_is_refused(tmp_path: Path) -> None:
 
 
 def _whole(module: types.ModuleType) -> Reach:
-    return Reach(imports={module.__name__: module})
+    reach = Reach()
+    reach.imports[module.__name__] = module
+    return reach
 
 
 def test_names_of_a_modules_own_getattr_arrive(mine: types.ModuleType) -> None:
