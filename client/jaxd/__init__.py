@@ -7,38 +7,43 @@
         return x @ W + b
 
 The function runs on a server that keeps it compiled; a fresh process gets its first result at
-once. Importing this package loads neither jax nor numpy.
+once. Importing this package loads neither jax nor numpy, and what a call of a persistent function
+does not need is loaded when somebody first asks for it.
 """
 
 from __future__ import annotations
 
-from jaxd import errors
+from typing import TYPE_CHECKING, Any, Final
+
 from jaxd.arrays_here import PRNGKeys
-from jaxd.batching import BatchedFunction, vmap_auto
-from jaxd.client import (
-    Client,
-    connect,
-    devices,
-    empty,
-    forget,
-    get,
-    named,
-    pickle_by_handle,
-    put,
-    shared_copy,
-    statistics,
-    wait,
-)
-from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
-from jaxd.devices import Device
-from jaxd.last_error import last_error
-from jaxd.lazy import LazyArray
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray
 from jaxd.settings import Settings
 from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
+
+if TYPE_CHECKING:
+    from jaxd import errors
+    from jaxd.batching import BatchedFunction, vmap_auto
+    from jaxd.client import (
+        Client,
+        connect,
+        devices,
+        empty,
+        forget,
+        get,
+        named,
+        pickle_by_handle,
+        put,
+        shared_copy,
+        statistics,
+        wait,
+    )
+    from jaxd.counters import Statistics
+    from jaxd.kept_error import last_error
+    from jaxd.lazy import LazyArray
+    from jaxd.remote_devices import Device
 
 __all__ = [
     "Address",
@@ -69,6 +74,32 @@ __all__ = [
     "vmap_auto",
     "wait",
 ]
+
+
+_LOADED_WHEN_ASKED_FOR: Final = {
+    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "batching"),
+    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "client"),
+    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "client"),
+    **dict.fromkeys(("statistics", "wait"), "client"),
+    "Device": "remote_devices",
+    "LazyArray": "lazy",
+    "Statistics": "counters",
+    "last_error": "kept_error",
+}
+"""Public names, each with the module that has it. No module is called as one of the names."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, at the first time that somebody asks for it."""
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("jaxd.errors")
+    home = _LOADED_WHEN_ASKED_FOR.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"jaxd.{home}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

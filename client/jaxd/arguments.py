@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from jaxd.array_like import ArrayLike
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
-from jaxd.lazy import LazyArray
 from jaxd.origin import Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
 from jaxd.undeclared import (
@@ -26,6 +26,7 @@ from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.trees.reader import COUNT
 
 if TYPE_CHECKING:
+    from jaxd.lazy import LazyArray
     from jaxd_protocol.packing import Packed
 
 __all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
@@ -151,8 +152,9 @@ class ArgumentEncoder(TreeEncoder):
         elif isinstance(value, RemoteArray):
             self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
             self.remote(value)
-        elif type(value) is LazyArray:
-            self.raw_array(*value.raw)
+        elif isinstance(value, ArrayLike):  # of the only other class of them
+            lazy: LazyArray = value  # type: ignore[assignment]
+            self.raw_array(*lazy.raw)
         elif type(value) is PRNGKeys:
             import numpy as np
 

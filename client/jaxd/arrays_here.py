@@ -6,7 +6,6 @@ import sys
 from typing import Any, Literal
 
 from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
-from jaxd.lazy import LazyArray
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.trees.leaves import dtype_of
 
@@ -50,6 +49,8 @@ def array_here(leaf: Leaf, data: memoryview, kind: Kind) -> Any:
         ArgumentError: when it has a dtype that needs a package which is not installed.
     """
     if kind == "lazy":
+        from jaxd.lazy import LazyArray
+
         array: Any = LazyArray(leaf.dtype, leaf.shape, data)
         return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
     import numpy

@@ -27,7 +27,7 @@ from jaxd.forking import forget_after_fork, tell_of_forks
 from jaxd_protocol import memory_files
 from jaxd_protocol.buffers import ALIGNMENT
 
-__all__ = ["Block", "Place", "Pool"]
+__all__ = ["Block", "Place", "Pool", "shared_pool"]
 
 SMALLEST_BYTES: Final = 1 << 18
 """Sizes are powers of two from here up."""
@@ -276,3 +276,19 @@ def _offsets(sizes: Iterable[int]) -> list[int]:
     """Where pieces of these sizes begin behind one another, each aligned; then the total."""
     ends = itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
     return list(ends)
+
+
+_pools: dict[str, Pool] = {}
+
+
+def shared_pool() -> Pool:
+    """The blocks of this process: an eighth of the machine's memory at most."""
+    pool = _pools.get("")
+    return pool if pool is not None else _pools.setdefault("", Pool(_memory_bytes() // 8))
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # another system, which has no blocks either
+        return 0

@@ -1,4 +1,7 @@
-"""What a server's program calls back runs here: on this process's own objects, as they are now."""
+"""What a server's program calls back runs here: on this process's own objects, as they are now.
+
+Most programs call nothing back; what that takes is imported when one does.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.aims import function_at
-from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
-from jaxd.inside import inside
-from jaxd.raised import raised_by
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
-from jaxd_protocol.statics import NO_STATICS
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
@@ -60,6 +58,8 @@ class Callbacks:
         """
         if tuple(map(type, question)) != (int, bytes, bytes, int):
             raise ProtocolError("the server calls back in a way that this client does not know.")
+        from jaxd.inside import inside
+
         number, skeleton, blob, wants_result = question
         self._note(connection, number, None)
         try:
@@ -73,6 +73,8 @@ class Callbacks:
     def _call(
         self, call: Encoded, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]
     ) -> Any:
+        from jaxd.aims import function_at
+
         identity = call.spec.identity
         with identity.travelling():
             aim, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
@@ -115,10 +117,15 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
+            from jaxd.raised import raised_by
+
             raise raised_by(failure, call.spec.identity.name, connection) from error
 
 
 def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:
+    from jaxd.arguments import encode_arguments
+    from jaxd_protocol.statics import NO_STATICS
+
     with call.spec.identity.travelling():
         encoded = encode_arguments((result,), {}, NO_STATICS, {})
     return (encoded.skeleton, encoded.blob), encoded.buffers

@@ -16,13 +16,11 @@ from jaxd.hearing import HEARD
 from jaxd.link import Link
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S
-from jaxd.raised import raised_by
 from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, WorkerReplaced
-from jaxd_protocol.failures import is_failure
+from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, JaxdError, WorkerReplaced
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -122,7 +120,7 @@ class Caller(Link):
     def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         found = self._reply_of_one(call, deadline)
-        if found[0][0] == FAILED and is_failure(found[0][1], Busy):
+        if found[0][0] == FAILED and _is_failure(found[0][1], Busy):
             from jaxd.politeness import Politeness  # a server seldom is
 
             politeness = Politeness(deadline)
@@ -190,7 +188,7 @@ class Caller(Link):
                 self.progress.finish(connection, number, ready=ready)
             if not ready:
                 self.callbacks.raise_failure(connection, number, call, value[1])
-            replaced = not ready and is_failure(value[1], WorkerReplaced)
+            replaced = not ready and _is_failure(value[1], WorkerReplaced)
             if replaced:
                 self.leave(connection)
             if self.notices.waiting:
@@ -237,6 +235,8 @@ class Caller(Link):
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
         if value[0] == FAILED:
+            from jaxd.raised import raised_by
+
             raise raised_by(value[1], call.spec.identity.name, connection)
         identity = call.spec.identity
         if call.stay is not None:
@@ -286,6 +286,12 @@ class Caller(Link):
             self.notices.event(connection, number, content)
         else:
             self.progress.event(connection, number, kind, content)
+
+
+def _is_failure(failure: Any, kind: type[JaxdError]) -> bool:
+    from jaxd_protocol.failures import is_failure  # most processes see none
+
+    return is_failure(failure, kind)
 
 
 class HasCaller(Protocol):

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
 from jaxd import block_arrays, placing
+from jaxd.blocks import shared_pool
 from jaxd.caller import Caller, default_caller
 from jaxd.counters import Statistics
 from jaxd.decorator import CallOptions, persistent_call
-from jaxd.devices import Device, ask_devices, device_index
 from jaxd.persistent_function import PersistentFunction
 from jaxd.remote_array import RemoteArray, by_handle
-from jaxd.routes import shared_pool
+from jaxd.remote_devices import Device, ask_devices, device_index
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import NoServer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import server_runs
 from jaxd_protocol.errors import ConfigurationError, NoServer
-from jaxd_protocol.paths import LocalServerFiles, prove_private
+
+if TYPE_CHECKING:
+    from jaxd_protocol.paths import LocalServerFiles
 
 __all__ = ["find_server", "has_server_extra", "require_server_extra"]
 
@@ -27,6 +29,9 @@ def find_server(settings: Settings) -> Address:
     """
     if settings.server is not None:
         return settings.server
+    from jaxd_protocol.control import server_runs  # where no server was named
+    from jaxd_protocol.paths import LocalServerFiles, prove_private
+
     files = LocalServerFiles.of_this_environment()
     if os.path.lexists(files.directory):
         prove_private(files.directory)  # or whoever made it could answer in the server's place

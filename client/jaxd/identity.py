@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.frames import users_level
 from jaxd.option_values import Ship
@@ -15,10 +15,13 @@ from jaxd.results import ResultReader
 from jaxd_protocol.calls import Options, function_key
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
 from jaxd_protocol.fingerprint import Fingerprint, Walked, walk
-from jaxd_protocol.fingerprint.archives import LocalArchives, shipping
+from jaxd_protocol.fingerprint.shipping import shipping
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import Statics, statics_of
 from jaxd_protocol.trees.references import mark_of
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.archives import LocalArchives
 
 __all__ = ["Identity", "Spec"]
 
@@ -80,7 +83,7 @@ class Identity:
         self.pinned: dict[bytes, Identity] = {}
         self.forms: dict[bytes, bytes] = {}
         self._function = function
-        self.archives = LocalArchives() if ship == "source" else None
+        self.archives = _archives() if ship == "source" else None
         self._walked = walk(function, self.name, ignore=ignored, archives=self.archives)
         self._packed: bytes | None = None
         self.is_fresh = True
@@ -160,6 +163,12 @@ class Identity:
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
             warnings.warn(text, TracedReadWarning, users_level())
+
+
+def _archives() -> LocalArchives:
+    from jaxd_protocol.fingerprint.archives import LocalArchives  # few functions travel so
+
+    return LocalArchives()
 
 
 def _last(path: str) -> str:

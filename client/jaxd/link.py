@@ -16,14 +16,13 @@ from jaxd.hearing import Hearing
 from jaxd.notices import Notices
 from jaxd.progress import Progress
 from jaxd.remote_values import RemoteValues
-from jaxd.routes import Routes, shared_pool
+from jaxd.routes import Routes
 from jaxd.sent_before import SentBefore
 from jaxd.settings import Settings
 from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError
-from jaxd_protocol.failures import rebuild_failure
 
 if TYPE_CHECKING:
     from jaxd.pending import Answers
@@ -62,7 +61,7 @@ class Link:
         self.notices = Notices()
         self.hearing = Hearing(self.notices, self.progress)
         self.callbacks = Callbacks()
-        self.routes = Routes(shared_pool())
+        self.routes = Routes()
         self.after_fork()
         forget_after_fork(self)
 
@@ -218,6 +217,8 @@ class Link:
         """
         value, _ = twice(lambda: self.connection().request(verb, args))
         if value[0] == FAILED:
+            from jaxd_protocol.failures import rebuild_failure
+
             raise rebuild_failure(value[1])
         report: dict[str, Any] = json.loads(value)
         return report

@@ -213,7 +213,7 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         Raises:
             ConfigurationError: when it is no index; from a call, when there is no such device.
         """
-        from jaxd.devices import device_index
+        from jaxd.remote_devices import device_index
         from jaxd_protocol.transformations import untransformed
 
         options = self._options._replace(device=device_index(device))

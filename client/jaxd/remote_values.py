@@ -8,28 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.drops import Drops
-from jaxd.flight import Flight
 from jaxd.forking import forget_after_fork
-from jaxd.lost_values import gone, naming
 from jaxd.origin import Origin
 from jaxd.remote_array import RemoteArray
 from jaxd.results import ResultReader
 from jaxd.twice import twice
 from jaxd.value_calls import ValueCalls
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.elsewhere import (
-    HOME_BYTES,
-    first_id,
-    new_number,
-    pack_ids,
-    pack_rows,
-)
+from jaxd_protocol.elsewhere import HOME_BYTES, first_id, new_number, pack_ids, pack_rows
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
-from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.trees import Leaf, parse_skeleton
 
 if TYPE_CHECKING:
     from jaxd.arguments import ArgumentEncoder as PutData
+    from jaxd.flight import Flight
     from jaxd.link import Link
     from jaxd.pending import Pending
     from jaxd.transport import ClientConnection
@@ -88,6 +80,8 @@ class RemoteValues:
             raise self.lost
         connection = self._link.connection()
         if self._link.remote is not self and self.lost is None:
+            from jaxd.lost_values import gone
+
             self._end(gone(with_worker=connection.worker != self.worker))
         if self.lost is not None:
             raise self.lost
@@ -141,6 +135,8 @@ class RemoteValues:
         try:
             connection = self.connection()
         except ValuesLost as error:
+            from jaxd.lost_values import naming
+
             raise naming(error, arrays, "this process") from None
         room = self._link.routes.room(connection, [array.nbytes for array in arrays])
         if room is not None:
@@ -263,6 +259,8 @@ class RemoteValues:
 
         value, frame = once() if over else twice(once)
         if value[0] == FAILED:
+            from jaxd_protocol.failures import rebuild_failure
+
             raise rebuild_failure(value[1])
         return value, frame
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -172,12 +171,18 @@ class ResultReader:
             fits = found is not None and issubclass(found, tuple)
             fits = fits and getattr(found, "_fields", None) == fields
             return found if found and fits else _substitute(name.rpartition(".")[2], fields)
-        if found is not None and (content or is_dataclass(found) or self._own.may_make(found)):
+        if found is not None and (content or _is_dataclass(found) or self._own.may_make(found)):
             return found
         raise ResultError(
             f"the result holds a {module}.{name}, which this process has not imported. Import "
             "its class here, or return dicts, lists and tuples from the function."
         )
+
+
+def _is_dataclass(cls: type) -> bool:
+    from dataclasses import is_dataclass  # few results are of the user's own classes
+
+    return is_dataclass(cls)
 
 
 @lru_cache(maxsize=256)

@@ -6,25 +6,22 @@ they are jax arrays that the server was sent before: these cannot have changed.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from jaxd.block_arrays import view_of
-from jaxd.blocks import Block, Place, Pool
 from jaxd_protocol.buffers import ALIGNMENT
 from jaxd_protocol.calls import OK
 from jaxd_protocol.elsewhere import ABSENT, BLOCK, PROOF_BYTES, Row, unpack_ids
 from jaxd_protocol.errors import ConnectionLost, JaxdError
 
 if TYPE_CHECKING:
+    from jaxd.blocks import Block, Place, Pool
     from jaxd.sent_before import Spared
     from jaxd.transport import ClientConnection
 
-__all__ = ["Data", "Load", "Room", "Routes", "shared_pool"]
+__all__ = ["Data", "Load", "Room", "Routes"]
 
 SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
@@ -100,25 +97,23 @@ class Room(NamedTuple):
         self.block.is_awaited = False
 
 
-@lru_cache(maxsize=1)
-def shared_pool() -> Pool:
-    """The blocks of this process: an eighth of the machine's memory at most."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # another system, which has no blocks either
-        memory = 0
-    return Pool(memory // 8)
-
-
 class Routes:
     """Chooses the ways for the calls of one caller. Thread-safe.
 
     Args:
-        pool: memory to share.
+        pool: memory to share; by default that of this process.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool | None = None) -> None:
+        self._memory = pool
+
+    @property
+    def _pool(self) -> Pool:
+        if self._memory is None:
+            from jaxd.blocks import shared_pool  # many processes send nothing large
+
+            self._memory = shared_pool()
+        return self._memory
 
     def load(
         self,
@@ -196,6 +191,8 @@ class Routes:
         total = sum(sizes)
         if total < SHARED_BYTES or not connection.passes_descriptors:
             return None
+        from jaxd.block_arrays import view_of
+
         block = self._pool.lease(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
         if block is None:
             return None

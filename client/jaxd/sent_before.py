@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from jaxd.compression import Compression
-from jaxd.contents import Ask, Contents
 from jaxd.copies import Copies, Copy
 from jaxd.seen_arrays import SeenArrays
 from jaxd.worth import Worth
 from jaxd_protocol.elsewhere import PACKED, Row
 
 if TYPE_CHECKING:
+    from jaxd.compression import Compression
+    from jaxd.contents import Ask, Contents
     from jaxd.drops import Drops
     from jaxd.routes import Data
     from jaxd.transport import ClientConnection
@@ -79,9 +79,14 @@ class SentBefore:
         self._copies = Copies(drops)
         self._seen = SeenArrays(self._copies)
         self._worth = Worth(where.is_loopback)
-        over_network = where.is_network
-        self._contents = Contents(self._copies, self._worth) if over_network else None
-        self._compression = Compression(self._worth) if over_network and compress else None
+        self._contents: Contents | None = None
+        self._compression: Compression | None = None
+        if where.is_network:
+            from jaxd.compression import Compression
+            from jaxd.contents import Contents
+
+            self._contents = Contents(self._copies, self._worth)
+            self._compression = Compression(self._worth) if compress else None
 
     def spare(
         self, call: Data, connection: ClientConnection, deadline: float | None = None

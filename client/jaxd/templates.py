@@ -20,7 +20,7 @@ from typing import Any, Final
 from jaxd.jax_side import loaded_jax
 from jaxd.watched import is_made_in_c, watch
 from jaxd_protocol.fingerprint import Guards
-from jaxd_protocol.fingerprint.archives import current_archives
+from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.nested import BoundFunction
 from jaxd_protocol.packing import Packed, pack
 from jaxd_protocol.trees import dump_literal, is_literal

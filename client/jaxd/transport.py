@@ -23,7 +23,6 @@ from jaxd_protocol.errors import (
     PackingError,
     ProtocolError,
 )
-from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkStream, Frame, Value
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ class ClientConnection(SharedReading):
         try:
             return self._answers.question(verb, args)
         except PackingError as error:  # the call that it is asked for fails with it
-            return (FAILED, describe_failure(error)), ()
+            return _failed(error), ()
 
     def _called_back(
         self, args: tuple[Value, ...], frame: Frame
@@ -307,13 +306,20 @@ class ClientConnection(SharedReading):
         try:
             return self._answers.call_back(self, about, args, frame.buffers)
         except BaseException as error:  # noqa: BLE001  see above
-            return (FAILED, describe_failure(error)), ()
+            return _failed(error), ()
 
     def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""
         self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
+
+
+def _failed(error: BaseException) -> Value:
+    """The answer that says so."""
+    from jaxd_protocol.failures import describe_failure  # most processes are asked nothing
+
+    return FAILED, describe_failure(error)
 
 
 def _event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:

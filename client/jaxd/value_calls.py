@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.flight import Flight, Form
-from jaxd.flights import Flights
-from jaxd.lost_values import naming
 from jaxd.pending import WORD_S
 from jaxd.remote_array import RemoteArray
 from jaxd.shapes import Shapes
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.encoded import Encoded
+    from jaxd.flight import Flight
+    from jaxd.flights import Flights
     from jaxd.link import Link
     from jaxd.remote_values import RemoteValues
     from jaxd.results import Home, ResultsAs
@@ -67,20 +67,36 @@ class ValueCalls:
         self._link = link
         self._forms: dict[_Kind, _Known] = {}
         self._shapes = Shapes()
-        self._flights = Flights(values.connection, link.routes, values.drops, self._arrived)
+        self._begun: Flights | None = None
+        self._lock = threading.Lock()  # guards _begun being made
+
+    @property
+    def _flights(self) -> Flights:
+        """Those on their way; made for the first of them, because many processes have none."""
+        if self._begun is None:
+            from jaxd.flights import Flights
+
+            with self._lock:
+                if self._begun is None:
+                    ways = self._values.connection, self._link.routes, self._values.drops
+                    self._begun = Flights(*ways, self._arrived)
+        return self._begun
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been sending."""
-        self._flights.after_fork()
+        self._lock = threading.Lock()
+        if self._begun is not None:
+            self._begun.after_fork()
         self._shapes.after_fork()
 
     def has_stranded(self) -> bool:
         """See `Flights.has_stranded`."""
-        return self._flights.has_stranded()
+        return self._begun is not None and self._begun.has_stranded()
 
     def fail_all(self, error: JaxdError) -> None:
         """The session is gone: nothing comes of what is on its way."""
-        self._flights.fail_all(error)
+        if self._begun is not None:
+            self._begun.fail_all(error)
 
     def call(self, call: Encoded) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.
@@ -137,6 +153,8 @@ class ValueCalls:
         return future
 
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
+        from jaxd.flight import Flight, Form
+
         for stretch in call.values:
             if stretch.origin.is_doubtful:
                 self.check(stretch.arrays)
@@ -153,6 +171,8 @@ class ValueCalls:
         try:
             self._flights.launch(flight)
         except ValuesLost as error:
+            from jaxd.lost_values import naming
+
             arrays = [array for stretch in call.values for array in stretch.arrays]
             raise naming(error, arrays, call.spec.identity.name) from None
         except BaseException:
@@ -270,7 +290,7 @@ class ValueCalls:
         Raises:
             BaseException: what the first of them raised that failed.
         """
-        for flight in self._flights.wait_for_all():
+        for flight in () if self._begun is None else self._begun.wait_for_all():
             if flight.error is not None:
                 raise flight.error
 

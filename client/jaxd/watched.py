@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import Guards, walk
-from jaxd_protocol.fingerprint.archives import current_archives
+from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packing import Packed, pack
 

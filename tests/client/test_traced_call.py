@@ -12,7 +12,7 @@ from jaxd.arrays_here import PRNGKeys
 from jaxd.caller import Caller
 from jaxd.identity import Identity, Spec
 from jaxd.jax_primitive import Aval
-from jaxd.last_error import last_error
+from jaxd.kept_error import last_error
 from jaxd.persistent_function import Manner
 from jaxd.traced_call import CallOutline, TracedCall
 from jaxd_protocol.calls import Options

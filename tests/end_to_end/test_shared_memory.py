@@ -23,8 +23,8 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
-from jaxd.blocks import Pool
-from jaxd.routes import shared_pool
+from jaxd.blocks import Pool, shared_pool
+from jaxd.routes import Routes
 from jaxd_protocol import memory_files
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.live_server import LiveServer
@@ -331,7 +331,7 @@ def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatc
     """Everything goes over the socket."""
     monkeypatch.setattr(memory_files, "available", lambda: False)
     client = connect(shop.unix)
-    client.caller.routes._pool = Pool(1 << 30)
+    client.caller.routes = Routes(Pool(1 << 30))
     assert_right_over_the_socket(client)
     client.close()
 
@@ -339,7 +339,7 @@ def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatc
 def test_no_room_for_blocks(shop: Shop) -> None:
     """What has no room goes over the socket."""
     client = connect(shop.unix)
-    client.caller.routes._pool = Pool(1 << 18)
+    client.caller.routes = Routes(Pool(1 << 18))
     assert_right_over_the_socket(client)
     client.close()
 

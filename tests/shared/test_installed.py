@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxd_protocol
+from jaxd_protocol import installed
 from jaxd_protocol.installed import OWN_PACKAGES, is_local_file, is_local_module, site_folder
 
 
@@ -65,6 +66,27 @@ def test_a_file_is_judged_by_where_it_really_is(tmp_path: Path) -> None:
     assert is_local_file(str(tmp_path / "mine.py"))
     assert is_local_file(str(tmp_path / "site-packages-of-mine" / "mine.py"))
     assert not is_local_file(str(tmp_path / "site-packages" / "theirs.py"))
+
+
+def test_the_standard_library_lies_below_the_folders_that_are_looked_at_first() -> None:
+    """What lies below none of them is the user's, and nobody has to ask where the library is."""
+    for folder in (
+        *installed._standard_library(),
+        os.path.dirname(os.path.realpath(json.__file__)),
+    ):
+        assert os.path.join(folder, "").startswith(installed._prefixes())
+
+
+@pytest.mark.parametrize("prefix", ["prefix", "base_exec_prefix"])
+def test_a_project_below_a_prefix_is_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """As in a container whose environment and whose code both lie below `/usr` or `/app`."""
+    monkeypatch.setattr(sys, prefix, str(tmp_path))
+    monkeypatch.setattr(installed, "_prefixes", installed._prefixes.__wrapped__)
+    assert str(tmp_path / "mine.py").startswith(installed._prefixes())
+    assert is_local_file(str(tmp_path / "mine.py"))
+    assert not is_local_file(os.path.realpath(json.__file__))
 
 
 def test_a_module_without_file_is_what_its_parent_is(monkeypatch: pytest.MonkeyPatch) -> None:

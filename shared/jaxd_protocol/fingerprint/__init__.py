@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives import Archives, current_archives
 from jaxd_protocol.fingerprint.facts import Fingerprint, Note, Part, Reach, Unshared
 from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.fingerprint.walk import Walk, Walked
 from jaxd_protocol.fingerprint.world import Here, There, World
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.archives import Archives
 
 __all__ = [
     "Fingerprint",

@@ -1,4 +1,7 @@
-"""What stands in an archive, appended by its name, and the archive by its code."""
+"""What stands in an archive, appended by its name, and the archive by its code.
+
+Most functions travel without archives, so what makes these is imported by those that have one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives import IMPORTLIB, hinted_tops, imported_names
 from jaxd_protocol.fingerprint.bytecode import Steps, facts_of
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.fingerprint.guards import MISSING
@@ -108,6 +110,8 @@ def emit_import(walk: Walk, name: str, names: tuple[str, ...]) -> bool:
 def emit_hints(walk: Walk, function: FunctionType) -> None:
     """Puts packages into the archive whose names begin strings in code that computes imports."""
     if walk.archives is not None:
+        from jaxd_protocol.fingerprint.archives import hinted_tops
+
         for top in sorted(hinted_tops(function.__code__)):
             is_archived(walk, top)
 
@@ -135,6 +139,8 @@ def take(walk: Walk, value: Any, steps: Steps) -> bool:
     if not emit_archived(walk, value):
         return False
     assert walk.archives is not None
+    from jaxd_protocol.fingerprint.archives import IMPORTLIB
+
     home, inner = walk.archives.name_of(value) or ("", "")
     if home == IMPORTLIB:
         allow_computed(walk, steps if inner else steps[1:])
@@ -228,4 +234,6 @@ def _reached(sources: Any, named: set[str]) -> set[str]:
 
 
 def _imported(name: str, source: Source) -> set[str]:
+    from jaxd_protocol.fingerprint.archives import imported_names
+
     return set(imported_names(name, source))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, Protocol
@@ -33,11 +31,9 @@ __all__ = [
     "LocalArchives",
     "Name",
     "archived_id",
-    "current_archives",
     "hinted_tops",
     "imported_names",
     "look",
-    "shipping",
 ]
 
 Name = tuple[str, str]
@@ -278,21 +274,3 @@ def hinted_tops(code: CodeType) -> set[str]:
 
 def _may_be_module(top: str) -> bool:
     return top.isidentifier() and top not in sys.stdlib_module_names
-
-
-_current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None)
-
-
-def current_archives() -> Archives | None:
-    """The archive of the function whose arguments, code or result are at hand."""
-    return _current.get()
-
-
-@contextmanager
-def shipping(archives: Archives | None) -> Iterator[None]:
-    """Around the packing of arguments and code, and the reading of results."""
-    token = _current.set(archives)
-    try:
-        yield
-    finally:
-        _current.reset(token)

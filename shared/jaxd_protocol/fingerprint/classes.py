@@ -13,7 +13,6 @@ from jaxd_protocol.fingerprint import modules
 from jaxd_protocol.fingerprint.pristine import layers
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.importable import importable_name
-from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES, class_registration
 
 __all__ = ["emit_class", "home_of", "refuse_patched"]
 
@@ -114,6 +113,8 @@ def _is_made_in_python(cls: type) -> bool:
 
 
 def _class(walk: Walk, cls: type) -> None:
+    from jaxd_protocol.jax_objects import class_registration  # many functions reach no class
+
     walk.tag("class")
     walk.text(cls.__name__)
     walk.guards.bases(cls)
@@ -147,6 +148,8 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
 
 
 def _counts(cls: type, name: str) -> bool:
+    from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES
+
     if name in _NOT_CONTENT or name in GENERATED_ATTRIBUTES:
         return False
     if isinstance(cls, EnumMeta):

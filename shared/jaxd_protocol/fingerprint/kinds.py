@@ -14,11 +14,8 @@ from jaxd_protocol.fingerprint import (
     classes,
     containers,
     functions,
-    instances,
     modules,
 )
-from jaxd_protocol.fingerprint.arrays import emit_array
-from jaxd_protocol.fingerprint.jax_values import emit_jax
 from jaxd_protocol.fingerprint.tokens import constant
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.nested import BoundFunction, PlainInside
@@ -55,8 +52,10 @@ def emit_object(walk: Walk, value: Any) -> None:
         classes.emit_class(walk, value)
     elif isinstance(value, types.ModuleType):
         modules.emit_module(walk, value)
-    elif not (emit_jax(walk, value) or emit_array(walk, value)):
-        instances.emit_instance(walk, value)
+    else:
+        from jaxd_protocol.fingerprint.objects import emit_other  # many functions reach none
+
+        emit_other(walk, value)
 
 
 def _plain(value: Any) -> Any:

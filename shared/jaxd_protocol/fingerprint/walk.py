@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.archives import Archives
 from jaxd_protocol.fingerprint.facts import Fingerprint, Reach
 from jaxd_protocol.fingerprint.findings import Findings, shown
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.world import World
 from jaxd_protocol.live import Live
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.archives import Archives
 
 __all__ = ["CyclicClasses", "Walk", "Walked", "shown"]
 

@@ -17,8 +17,8 @@ from threading import Lock
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint import content_id, walk
-from jaxd_protocol.fingerprint.archives import current_archives
 from jaxd_protocol.fingerprint.facts import Reach
+from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.jax_objects.names import kind_of

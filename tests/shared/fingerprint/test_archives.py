@@ -15,13 +15,12 @@ from jaxd_protocol.fingerprint.archives import (
     Archive,
     LocalArchives,
     archived_id,
-    current_archives,
     hinted_tops,
     imported_names,
     look,
-    shipping,
 )
 from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.shipping import current_archives, shipping
 from jaxd_protocol.packages import Package
 from tests.shared.packing.processes import write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.last_error import keep_error, last_error
+from jaxd.kept_error import keep_error, last_error
 
 
 def test_it_is_that_of_the_call_that_failed_last() -> None:

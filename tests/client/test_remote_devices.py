@@ -9,8 +9,8 @@ import pytest
 
 import jaxd
 from jaxd import Device, persistent_call
-from jaxd.devices import device_index
 from jaxd.errors import ConfigurationError
+from jaxd.remote_devices import device_index
 
 ROW: dict[str, Any] = {
     "index": 3,
