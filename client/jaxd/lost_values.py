@@ -31,7 +31,9 @@ def gone(*, with_worker: bool) -> ValuesLost:
     )
 
 
-def naming(error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str) -> ValuesLost:
+def naming(
+    error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str = "this process"
+) -> ValuesLost:
     """The same error, and in its message which arrays somebody needed.
 
     Args:
@@ -45,7 +47,7 @@ def naming(error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str) -> 
     ]
     more = len(kinds) - len(shown)
     rest = f" and {more} other kinds" if more else ""
-    what = str(error).partition(". ")[0]
-    return type(error)(
-        f"{what}; {needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}. {_ADVICE}"
-    )
+    what, _, advice = str(error).partition(". ")
+    what = what.partition("; ")[0]  # and not who needed them before
+    needs = f"{needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}"
+    return type(error)(f"{what}; {needs}. {advice}")

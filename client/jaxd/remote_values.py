@@ -116,7 +116,20 @@ class RemoteValues:
         return arrays
 
     def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
-        """All bytes of an array in C order."""
+        """All bytes of an array in C order.
+
+        Raises:
+            ValuesLost: when it is gone; says which one it was.
+            BaseException: what the call raised that was to compute it.
+        """
+        try:
+            return self._bring(array, copy)
+        except ValuesLost as error:
+            from jaxd.lost_values import naming
+
+            raise naming(error, [array]) from None
+
+    def _bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
         flight: Flight | None = array.flight
         if flight is not None:
             self.calls.wait_for(flight)
@@ -132,12 +145,7 @@ class RemoteValues:
     def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
-        try:
-            connection = self.connection()
-        except ValuesLost as error:
-            from jaxd.lost_values import naming
-
-            raise naming(error, arrays, "this process") from None
+        connection = self.connection()
         room = self._link.routes.room(connection, [array.nbytes for array in arrays])
         if room is not None:
             try:
@@ -178,13 +186,23 @@ class RemoteValues:
         return self.remote(first, specs_in(value[1]))
 
     def bring_all(self, arrays: Sequence[RemoteArray]) -> None:
-        """Brings several home, with few messages; they keep their data."""
-        for flight in {array.flight for array in arrays if array.flight is not None}:
-            self.calls.wait_for(flight)
-        rest = [array for array in arrays if not self._is_home(array)]
-        for part in _parts(rest):
-            for array, data in zip(part, self._fetch(part), strict=True):
-                array.receive(data)
+        """Brings several home, with few messages; they keep their data.
+
+        Raises:
+            ValuesLost: when they are gone; says which ones they were.
+            BaseException: what the call raised that was to compute one.
+        """
+        try:
+            for flight in {array.flight for array in arrays if array.flight is not None}:
+                self.calls.wait_for(flight)
+            rest = [array for array in arrays if not self._is_home(array)]
+            for part in _parts(rest):
+                for array, data in zip(part, self._fetch(part), strict=True):
+                    array.receive(data)
+        except ValuesLost as error:
+            from jaxd.lost_values import naming
+
+            raise naming(error, arrays) from None
 
     def _small_siblings(self, array: RemoteArray) -> list[RemoteArray]:
         """What is likely to be looked at next, and costs little to bring along.

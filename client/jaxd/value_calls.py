@@ -155,9 +155,12 @@ class ValueCalls:
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
         from jaxd.flight import Flight, Form
 
-        for stretch in call.values:
-            if stretch.origin.is_doubtful:
-                self.check(stretch.arrays)
+        try:
+            for stretch in call.values:
+                if stretch.origin.is_doubtful:
+                    self.check(stretch.arrays)
+        except ValuesLost as error:
+            raise _named(error, call) from None
         assert call.stay is not None
         form: Form | None = None
         donated: tuple[int, ...] = ()
@@ -171,10 +174,7 @@ class ValueCalls:
         try:
             self._flights.launch(flight)
         except ValuesLost as error:
-            from jaxd.lost_values import naming
-
-            arrays = [array for stretch in call.values for array in stretch.arrays]
-            raise naming(error, arrays, call.spec.identity.name) from None
+            raise _named(error, call) from None
         except BaseException:
             if not flight.done:  # it was interrupted, and is perhaps on its way
                 self._abandon(flight)
@@ -293,6 +293,14 @@ class ValueCalls:
         for flight in () if self._begun is None else self._begun.wait_for_all():
             if flight.error is not None:
                 raise flight.error
+
+
+def _named(error: ValuesLost, call: Encoded) -> ValuesLost:
+    """The same error, and in its message which arrays the call needs."""
+    from jaxd.lost_values import naming
+
+    arrays = [array for stretch in call.values for array in stretch.arrays]
+    return naming(error, arrays, call.spec.identity.name)
 
 
 def _is_remote(call: Encoded) -> bool:

@@ -40,3 +40,19 @@ def test_one_array(with_worker: bool) -> None:
     """A scalar has brackets with nothing in between."""
     text = str(naming(gone(with_worker=with_worker), [array()], "this process"))
     assert "; this process needs 1 of them: float32[]. Make them" in text
+
+
+def test_who_needed_them_before_is_not_named() -> None:
+    """An error that is raised again at the next touch says what this touch needs."""
+    once = naming(gone(with_worker=True), [array(4)], "this process")
+    twice = naming(once, [array(2)], "double")
+    assert str(twice) == str(naming(gone(with_worker=True), [array(2)], "double"))
+
+
+def test_other_advice_is_kept() -> None:
+    """What to do depends on why they are gone."""
+    error = naming(ValuesLost("these arrays are the parent's. Bring them home first."), [array()])
+    assert str(error) == (
+        "these arrays are the parent's; this process needs 1 of them: float32[]. "
+        "Bring them home first."
+    )
