@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxd.lost_values import gone, naming
 from jaxd.raised import raised_by
 from jaxd.results import Home
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import new_number, unpack_numbers
-from jaxd_protocol.errors import ResultError
-from jaxd_protocol.failures import Failure, rebuild_failure
+from jaxd_protocol.errors import ResultError, WorkerReplaced
+from jaxd_protocol.failures import Failure, is_failure, rebuild_failure
 from jaxd_protocol.trees import Layout, Placement
 from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
@@ -128,6 +129,9 @@ class Flight:
         self._lock = threading.RLock()
 
     def _raised(self, failure: Failure) -> BaseException:
+        if is_failure(failure, WorkerReplaced):  # no other worker has what the call needs
+            arrays = [array for stretch in self.call.values for array in stretch.arrays]
+            return naming(gone(with_worker=True), arrays, self.name)
         if self.connection is None:
             return rebuild_failure(failure)
         return raised_by(failure, self.name, self.connection)

@@ -13,6 +13,7 @@ from jaxd.origin import Origin, Stretch
 from jaxd.remote_array import RemoteArray
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import Stay, pack_numbers
+from jaxd_protocol.errors import ValuesDied, WorkerReplaced
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.trees import Leaf
 from tests.client.fake_keeper import FakeKeeper
@@ -64,6 +65,15 @@ def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
     one, arrays = flight(1)
     one.settle(failed()[:2], ())
     assert isinstance(one.error, ArithmeticError)
+    assert takers(arrays) == [None] * 3
+
+
+def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
+    """To repeat it would be of no use: the next one has not got these arrays."""
+    one, arrays = flight(1)
+    one.settle((FAILED, describe_failure(WorkerReplaced("repeat it")), b""), ())
+    assert isinstance(one.error, ValuesDied)
+    assert "step needs 3 of them" in str(one.error)
     assert takers(arrays) == [None] * 3
 
 

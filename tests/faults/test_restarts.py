@@ -116,6 +116,27 @@ def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:
             np.asarray(double(state))
 
 
+def test_a_call_on_arrays_comes_too_late(start_live: StartLive, runtime: Path) -> None:
+    """Its worker gives way by force, and finishes a call of somebody else: what it needs dies."""
+    server, gate = start_live("--builds", "2"), Gate(runtime / "gate")
+
+    def stopping(x: Any) -> Any:
+        Path(gate.path).read_bytes()
+        return x + 1
+
+    with connect(server.unix) as client, connect(server.unix) as other:
+        state: Any = client.put(np.ones(1 << 15, np.float32))
+        double = client.persistent_call(lambda x: x * 2)
+        for _ in range(2):  # the second time it returns before it has run
+            assert float(np.asarray(double(state))[0]) == 2.0
+        long = in_thread(other.persistent_call(stopping), 1.0)
+        with gate.reached():
+            assert control(server, "restart", force=True)["epoch"] == 2
+            with pytest.raises(errors.ValuesDied, match="needs 1 of them"):
+                np.asarray(double(state))
+        assert float(long.result(30)) == 2.0
+
+
 def test_a_worker_is_recycled_after_so_many_calls(start_live: StartLive) -> None:
     """Under load, without an error."""
     server = start_live("--recycle-after-calls", "30")
