@@ -40,7 +40,8 @@ class Breaking:
         server: the present one.
         count: how often each kind of fault has happened.
         complaints: what did not go as it should have.
-        restarts_refused: because of arrays and calls that would have been lost.
+        asked_to_end: workers, by process.
+        released: functions that were in quarantine: workers were killed while they ran alone.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Breaking:
         self.members: list[Member] = []
         self.count: Counter[str] = Counter()
         self.complaints: list[str] = []
+        self.released = 0
         self.asked_to_end: set[int] = set()
         self._stop = threading.Event()
 
@@ -193,7 +195,7 @@ class Breaking:
     def _look(self) -> None:
         for member in self.members:
             member.look()
-        self.count["functions released"] += len(self._control("release", what="all")["released"])
+        self.released += len(self._control("release", what="all")["released"])
 
     def everything(self) -> dict[Callable[[], None], int]:
         """What can be broken, and how often, compared with others."""

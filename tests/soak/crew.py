@@ -119,7 +119,7 @@ class Member:
     def end(self, how: str) -> None:
         """Ends the present process."""
         number, codes = ENDS[how]
-        if how == "left":
+        if how != "killed":
             self.began.wait(HUNG_S)  # before, nobody would hear it
         self.process.send_signal(number)
         try:

@@ -27,12 +27,14 @@ class Question(NamedTuple):
         name: of the function.
         derived: transformations, the innermost first: name and options.
         statics: names of its static arguments.
+        x64: whether jax has numbers of 64 bits.
     """
 
     version: Version
     name: str
     derived: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     statics: tuple[str, ...] = ()
+    x64: bool = False
 
 
 class Answer(NamedTuple):
@@ -54,7 +56,7 @@ def answer(question: Question, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     function, heard = _compiled(question)
     heard.clear()
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(said), jax.enable_x64(question.x64):
         result = jax.block_until_ready(function(*args, **kwargs))
         jax.effects_barrier()
     return Answer(as_numpy(result), tuple(as_numpy(heard)), said.getvalue())

@@ -87,7 +87,7 @@ class Program:
 
     def function(self, name: str, derived: Derived = (), **options: Any) -> Any:
         """The persistent function; the same one until the next edit."""
-        key = name, derived, tuple(options.items())
+        key = name, derived, str(options)
         if key not in self._functions:
             function = self.client.persistent_call(getattr(self.module, name), **options)
             for derive, how in derived:
@@ -101,10 +101,11 @@ class Program:
         *args: Any,
         derived: Derived = (),
         statics: tuple[str, ...] = (),
+        x64: bool = False,
         **kwargs: Any,
     ) -> Answer:
         """What jax says."""
-        return self._ask(Question(self.version, name, derived, statics), args, kwargs)
+        return self._ask(Question(self.version, name, derived, statics, x64), args, kwargs)
 
     def check(
         self,
@@ -112,20 +113,30 @@ class Program:
         *args: Any,
         derived: Derived = (),
         statics: tuple[str, ...] = (),
+        x64: bool = False,
         **kwargs: Any,
     ) -> None:
         """A call, which is right or raises."""
-        expected = self.expected(name, *args, derived=derived, statics=statics, **kwargs)
-        options = {"static_argnames": statics} if statics else {}
-        function = self.function(name, derived, **options)
+        how: dict[str, Any] = {"derived": derived, "statics": statics, "x64": x64}
+        expected = self.expected(name, *args, **how, **kwargs)
+        function = self._function_for(name, **how)
         begun = time.monotonic()
         found = function(*args, **kwargs)
         took = time.monotonic() - begun
-        known = self.version, name, derived, statics, tuple(map(np.shape, args)), str(kwargs)
+        shapes = tuple((np.shape(one), str(np.asarray(one).dtype)) for one in args)
+        known = self.version, name, derived, statics, x64, shapes, str(kwargs)
         if known in self._called:  # the first one may be built
             self.times.append((begun, took))
         self._called.add(known)
         self.compare(found, expected.result, name, args, kwargs)
+
+    def _function_for(
+        self, name: str, derived: Derived, statics: tuple[str, ...], *, x64: bool
+    ) -> Any:
+        options: dict[str, Any] = {"static_argnames": statics} if statics else {}
+        if not x64:
+            return self.function(name, derived, **options)
+        return self.function(name, derived, config={"jax_enable_x64": True}, **options)
 
     def compare(self, found: Any, expected: Any, *what: Any) -> None:
         """Raises unless both are the same to the last bit.

@@ -133,6 +133,7 @@ def text(report: Mapping[str, Any]) -> str:
         ("faults", faults),
         ("client processes", clients),
         ("arrays lost with a worker that was ended", f"{report['lost_handles_explained']}"),
+        ("functions released from quarantine", f"{report['released']}"),
         *((f"told {why}", f"{n}") for why, n in sorted(report["explained_errors"].items())),
         *((f"small calls, {when}", _times(one)) for when, one in report["small_calls"].items()),
         *((f"the {whose} took", took) for whose, took in report["levels"].items()),

@@ -32,7 +32,7 @@ MEMBERS: Final = (
 )
 """Names of the clients, how they reach the server, and whether they have jax."""
 
-OPTIONS: Final = ("--standby", "--session-grace-s", "5", "--max-executables", "60")
+OPTIONS: Final = ("--standby", "--session-grace-s", "15", "--max-executables", "60")
 
 EVERY_S: Final = 5.0
 """Between two faults, on average."""
@@ -41,7 +41,10 @@ CALM_SHARE: Final = 0.3
 """Of the time: nothing happens to the server then, so that one worker's memory can be watched."""
 
 SAMPLE_S: Final = 5.0
-LEAK: Final = Levels(rss_mib=150, maps=60, files=4, threads=6)
+FEWEST: Final = 10
+"""Samples of which a median says something."""
+
+LEAK: Final = Levels(rss_mib=150, maps=60, files=8, threads=16)
 """By how much a worker may have grown meanwhile: what is freed is not all given back."""
 
 MAPS_OF_A_PROGRAM: Final = 6
@@ -146,6 +149,7 @@ class Soak:
             **self._found.figures(),
             "faults": dict(breaking.count),
             "clients_ended": dict(ended),
+            "released": breaking.released,
             "levels": levels,
             "samples": self._samples,
             "bad": bad,
@@ -153,7 +157,7 @@ class Soak:
 
     def _calm(self, seconds: float) -> tuple[dict[str, str], list[str]]:
         """One worker, while clients come, go and are killed: what it takes before and after."""
-        breaking, warm_up_s = self._breaking, min(30.0, seconds / 3)
+        breaking, warm_up_s = self._breaking, min(30.0, seconds / 2)
         breaking.go_on(warm_up_s, breaking.of_clients(), EVERY_S)
         before = self._settled()
         for member in self._members:
@@ -220,6 +224,6 @@ def _grown(before: Settled, after: Settled) -> Iterator[str]:
 
 def _growing(resident: list[float]) -> Iterator[str]:
     """What to say of memory that goes on growing."""
-    third = -(-len(resident) // 3)
-    if resident and median(resident[-third:]) > median(resident[:third]) + LEAK.rss_mib / 2:
+    third = len(resident) // 3
+    if third >= FEWEST and median(resident[-third:]) > median(resident[:third]) + LEAK.rss_mib / 2:
         yield f"the worker's memory grows (MiB): {resident}"

@@ -29,6 +29,14 @@ def numbers(chance: random.Random, size: int = 0) -> Any:
     return np.arange(first, first + (size or chance.choice(SIZES)), dtype=np.float32) / 4
 
 
+def kinds(program: Program, chance: random.Random) -> None:
+    """Programs that differ in nothing but dtypes, or in whether jax has numbers of 64 bits."""
+    x = numbers(chance, 4)
+    for _ in range(3):
+        dtype = chance.choice(["float32", "float16", "int32", "float64"])
+        program.check(chance.choice(["step", "inside"]), x.astype(dtype), x64=chance.random() < 0.5)
+
+
 def small(program: Program, chance: random.Random) -> None:
     """Calls that are warm, one after the other."""
     for _ in range(chance.randrange(4, 12)):
@@ -49,6 +57,8 @@ def static(program: Program, chance: random.Random) -> None:
             "mode": chance.choice(["up", "down"]),
         }
         program.check("relax", numbers(chance, 4), statics=("steps", "mode"), **how)
+        if chance.random() < 0.3:
+            program.check("relax", numbers(chance, 4), how["steps"])  # which is an argument here
 
 
 def in_flight(program: Program, chance: random.Random) -> None:
@@ -193,6 +203,7 @@ def _look(program: Program, chance: random.Random, x: Any) -> None:
 
 TURNS: Final[dict[Turn, int]] = {
     small: 30,
+    kinds: 5,
     static: 6,
     in_flight: 8,
     mapped: 4,
