@@ -32,27 +32,46 @@ PAUSE_S: Final = 0.02
 """Mean of what passes between two turns: clients do other things, too."""
 
 
+class Telling:
+    """Says on the standard output, a line each, how turns went; from now on nothing else does."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        self._count = 0
+        os.dup2(2, 1)
+        sys.stdout = Stray(self)
+
+    def __call__(self, **what: Any) -> None:
+        """A line for the soak."""
+        self._count += 1
+        line = {"number": self._count, "ended": time.monotonic(), **what}
+        self._out.write(f"{json.dumps(line)}\n")
+
+    def of_error(self, kind: str, began: float, since: float, error: BaseException) -> None:
+        """That somebody was told an error."""
+        self(kind=kind, began=began, outcome="error", since=since, **_described(error))
+
+
 class Work:
     """Turns of all kinds, until it is told to leave.
 
     Args:
+        tell: says how they went.
         program: whose functions are called.
         chance: decides everything.
         has_jax: whether this process may use jax.
     """
 
-    def __init__(self, program: Program, chance: random.Random, *, has_jax: bool) -> None:
-        self._program, self._chance = program, chance
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        sys.stdout = Stray(self.tell)
+    def __init__(
+        self, tell: Telling, program: Program, chance: random.Random, *, has_jax: bool
+    ) -> None:
+        self._tell, self._program, self._chance = tell, program, chance
         self.keeping = Keeping(program, chance, self._lost)
         self._turns: list[tuple[str, Callable[[], None], int]] = [
             (turn.__name__, lambda turn=turn: turn(program, chance), weight)  # type: ignore[misc]
             for turn, weight in (TURNS | (TURNS_OF_JAX if has_jax else {})).items()
         ]
         self._turns += [(t.__name__, t, weight) for t, weight in self.keeping.turns().items()]
-        self._count = 0
         self.is_leaving = False
 
     def go_on(self) -> None:
@@ -63,7 +82,7 @@ class Work:
             self.take(name, turn)
             time.sleep(self._chance.expovariate(1 / PAUSE_S))
         self.take("leave", self.keeping.leave)
-        self.tell(kind="left", outcome="right")
+        self._tell(kind="left", outcome="right")
 
     def take(self, name: str, turn: Callable[[], None]) -> None:
         """One turn, and tells how it went."""
@@ -79,17 +98,10 @@ class Work:
             said = {"outcome": "error", "since": self.keeping.since, **_described(error)}
         times, program.times = program.times, []
         said |= {"calls": program.calls - calls, "edits": program.edits - edits, "times": times}
-        self.tell(kind=name, began=began, **said)
+        self._tell(kind=name, began=began, **said)
 
     def _lost(self, error: ValuesLost, since: float) -> None:
-        now = time.monotonic()
-        self.tell(kind="held", began=now, outcome="error", since=since, **_described(error))
-
-    def tell(self, **what: Any) -> None:
-        """A line for the soak."""
-        self._count += 1
-        line = {"number": self._count, "ended": time.monotonic(), **what}
-        self._out.write(f"{json.dumps(line)}\n")
+        self._tell.of_error("held", time.monotonic(), since, error)
 
 
 class Stray(io.TextIOBase):
@@ -99,7 +111,7 @@ class Stray(io.TextIOBase):
         tell: is told of it.
     """
 
-    def __init__(self, tell: Callable[..., None]) -> None:
+    def __init__(self, tell: Telling) -> None:
         self._tell = tell
 
     def write(self, text: str) -> int:
@@ -130,15 +142,28 @@ def main(name: str, seed: str, folder: str, address: str, oracle: str) -> None:
     ask: Ask = answer if has_jax else Asking(oracle)
     if has_jax:
         import jax  # noqa: F401  before the first result
-    with jaxd.connect(address) as client:
-        work = Work(Program(client, ask, Path(folder), int(seed)), chance, has_jax=has_jax)
+    tell = Telling()
+    with _connected(address, tell) as client:
+        program = Program(client, ask, Path(folder), int(seed))
+        work = Work(tell, program, chance, has_jax=has_jax)
 
         def leave(*_: object) -> None:
             work.is_leaving = True
 
         signal.signal(signal.SIGTERM, leave)
-        work.tell(kind="began", outcome="right")
+        tell(kind="began", outcome="right")
         work.go_on()
+
+
+def _connected(address: str, tell: Telling) -> jaxd.Client:
+    """As soon as that is possible."""
+    while True:
+        began = time.monotonic()
+        try:
+            return jaxd.connect(address)
+        except JaxdError as error:
+            tell.of_error("connect", began, began, error)
+            time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

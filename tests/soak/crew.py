@@ -97,8 +97,10 @@ class Member:
                     return  # it was killed in the middle of it
                 steps.write(text)
                 self.last = time.monotonic()
-                self.began.set()
-                self._take(self.name, json.loads(text))
+                line = json.loads(text)
+                if line["kind"] == "began":
+                    self.began.set()
+                self._take(self.name, line)
 
     def look(self) -> None:
         """Complains when the process has ended, or does nothing, though nobody told it to."""

@@ -85,6 +85,8 @@ def explanation(line: Mapping[str, Any], faults: Faults) -> str | None:
         return "two workers were ended during it" if len(deaths) >= 2 else None
     if "NoServer" in names:
         return "the server was down" if faults.between(began, ended, "server killed") else None
+    if "ProtocolError" in names and line["kind"] == "connect":
+        return "its first connection was cut in the handshake" if cuts else None
     if "ConnectionLost" in names:
         if line["kind"] in NEVER_REPEATED and cuts:
             return "its connection was cut, and it may not be repeated"

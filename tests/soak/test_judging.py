@@ -38,6 +38,7 @@ EXPLAINED = [
     (line(errors.ConnectionLost, "calling_back"), [CUT]),
     (line(errors.ConnectionLost), [CUT, ("connections cut", 14.0, 14.0)]),
     (line(errors.NoServer), [("server killed", 9.0, 11.0)]),
+    (line(errors.ProtocolError, "connect"), [CUT]),
     (line(errors.Quarantined), [("worker killed", 1.0, 2.0), KILLED]),
 ]
 NOT = [
@@ -48,6 +49,8 @@ NOT = [
     (line(errors.ConnectionLost), [CUT]),
     (line(errors.ConnectionLost, "calling_back"), [("client killed", 12.0, 13.0)]),
     (line(errors.NoServer), [KILLED]),
+    (line(errors.ProtocolError), [CUT]),
+    (line(errors.ProtocolError, "connect"), []),
     (line(errors.Busy), [KILLED]),
     (line(errors.InternalError), [KILLED, AGAIN, CUT]),
     (line(errors.DeadlineExceeded), [KILLED, AGAIN, CUT]),
