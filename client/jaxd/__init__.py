@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.arrays_here import PRNGKeys
 from jaxd.decorator import CallOptions, persistent_call
 from jaxd.persistent_function import PersistentFunction
-from jaxd.remote_array import RemoteArray
 from jaxd.settings import Settings
 from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from jaxd.counters import Statistics
     from jaxd.kept_error import last_error
     from jaxd.lazy import LazyArray
+    from jaxd.remote_array import RemoteArray
     from jaxd.remote_devices import Device
 
 __all__ = [
@@ -83,6 +83,7 @@ _LOADED_WHEN_ASKED_FOR: Final = {
     **dict.fromkeys(("statistics", "wait"), "client"),
     "Device": "remote_devices",
     "LazyArray": "lazy",
+    "RemoteArray": "remote_array",
     "Statistics": "counters",
     "last_error": "kept_error",
 }

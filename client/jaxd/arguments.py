@@ -10,7 +10,6 @@ from jaxd.array_like import ArrayLike
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
 from jaxd.origin import Origin, Stretch, rows_of
-from jaxd.remote_array import RemoteArray
 from jaxd.undeclared import (
     is_code,
     is_plain_object,
@@ -27,6 +26,7 @@ from jaxd_protocol.trees.reader import COUNT
 
 if TYPE_CHECKING:
     from jaxd.lazy import LazyArray
+    from jaxd.remote_array import RemoteArray
     from jaxd_protocol.packing import Packed
 
 __all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
@@ -149,12 +149,8 @@ class ArgumentEncoder(TreeEncoder):
             self._object(value)
         elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             self._numpy(numpy, value)
-        elif isinstance(value, RemoteArray):
-            self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
-            self.remote(value)
-        elif isinstance(value, ArrayLike):  # of the only other class of them
-            lazy: LazyArray = value  # type: ignore[assignment]
-            self.raw_array(*lazy.raw)
+        elif isinstance(value, ArrayLike):
+            self._of_ours(value)
         elif type(value) is PRNGKeys:
             import numpy as np
 
@@ -166,6 +162,16 @@ class ArgumentEncoder(TreeEncoder):
             self._named_tuple(value)
         elif not self._taken_apart(value):
             self._leaf(value)
+
+    def _of_ours(self, value: ArrayLike) -> None:
+        from jaxd.remote_array import RemoteArray  # many processes have none
+
+        if isinstance(value, RemoteArray):
+            self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
+            self.remote(value)
+        else:
+            lazy: LazyArray = value  # type: ignore[assignment]  # there is no other class of them
+            self.raw_array(*lazy.raw)
 
     def large(self, data: memoryview) -> None:
         """Puts the bytes of an array beside the message; its spec was appended just before."""

@@ -14,18 +14,18 @@ from jaxd.callbacks import CalledBack
 from jaxd.encoded import Encoded
 from jaxd.hearing import HEARD
 from jaxd.link import Link
-from jaxd.losses import Losses
 from jaxd.pending import WORD_S
 from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
-from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, JaxdError, WorkerReplaced
+from jaxd_protocol.calls import FAILED, is_failure
+from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, WorkerReplaced
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from jaxd.identity import Spec
+    from jaxd.losses import Losses
     from jaxd.pending import Pending
     from jaxd.routes import Load
     from jaxd.transport import ClientConnection
@@ -120,7 +120,7 @@ class Caller(Link):
     def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         found = self._reply_of_one(call, deadline)
-        if found[0][0] == FAILED and _is_failure(found[0][1], Busy):
+        if found[0][0] == FAILED and is_failure(found[0][1], Busy):
             from jaxd.politeness import Politeness  # a server seldom is
 
             politeness = Politeness(deadline)
@@ -140,6 +140,8 @@ class Caller(Link):
             except CalledBack:
                 raise
             except ConnectionLost as error:
+                from jaxd.losses import Losses  # most processes have none
+
                 losses = losses or Losses(call.spec.identity.name)
                 losses.note(error, sent[-1].worker if sent else None)
             repeated = losses.repeated(call, self.connection().worker)
@@ -188,7 +190,7 @@ class Caller(Link):
                 self.progress.finish(connection, number, ready=ready)
             if not ready:
                 self.callbacks.raise_failure(connection, number, call, value[1])
-            replaced = not ready and _is_failure(value[1], WorkerReplaced)
+            replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
                 self.leave(connection)
             if self.notices.waiting:
@@ -286,12 +288,6 @@ class Caller(Link):
             self.notices.event(connection, number, content)
         else:
             self.progress.event(connection, number, kind, content)
-
-
-def _is_failure(failure: Any, kind: type[JaxdError]) -> bool:
-    from jaxd_protocol.failures import is_failure  # most processes see none
-
-    return is_failure(failure, kind)
 
 
 class HasCaller(Protocol):

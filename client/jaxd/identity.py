@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.frames import users_level
 from jaxd.option_values import Ship
 from jaxd.own_objects import OwnObjects
 from jaxd.results import ResultReader
@@ -148,6 +147,10 @@ class Identity:
 
         The warnings point to the code of the user's that calls.
         """
+        if not (self.found.unshared or self.found.notes):
+            return
+        from jaxd.frames import users_level
+
         for found in self.found.unshared:
             text = (
                 f"{found.path} is a {found.type_name}, which has no content that could be in a "

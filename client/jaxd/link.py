@@ -172,9 +172,12 @@ class Link:
 
     def _connect(self) -> ClientConnection:
         from jaxd.connecting import open_connection  # imports rpyc: only a first call needs it
-        from jaxd.discovery import find_server
 
-        self.address = find_server(self.settings)
+        self.address = self.settings.server
+        if self.address is None:
+            from jaxd.discovery import find_server
+
+            self.address = find_server(self.settings)
         connection, welcome = open_connection(
             self.address, self.settings, self.session, self._answers
         )

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd.pending import Unsent
 from jaxd_protocol.errors import ConnectionLost, WorkerLost
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
 
-__all__ = ["Losses", "Unsent"]
+__all__ = ["Losses"]
 
 _MOST: Final = 16
 
 Worker = tuple[Any, ...]
 """Names one worker of one server: its epoch and its process."""
-
-
-class Unsent(ConnectionLost):
-    """As `ConnectionLost`, of a request that was not sent whole, and so was not begun."""
 
 
 class Losses:

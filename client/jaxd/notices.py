@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxd.forking import forget_after_fork
-from jaxd.frames import users_level
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 from jaxd_protocol.packages import Package, say_change
 
@@ -112,6 +111,8 @@ class Notices:
         for act in acts:
             act()
         for notice in fresh:
+            from jaxd.frames import users_level
+
             category = _CATEGORIES.get(notice.category, SkewWarning)
             warnings.warn(notice.text, category, users_level())
 
@@ -134,6 +135,8 @@ def warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     Raises:
         SkewWarning: where the user's filters turn it into an error.
     """
+    from jaxd.frames import users_level
+
     for old, new in changes:
         text = (
             f"{say_change(old, new)} while this process runs what was there before. Functions are "

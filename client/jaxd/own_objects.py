@@ -14,7 +14,6 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
-from jaxd.jax_nodes import is_mapping, is_registered, structure, unflatten
 from jaxd.remote_objects import RemoteObject
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees.references import Reference, load_reference
@@ -124,6 +123,8 @@ class OwnObjects:
 
     def may_make(self, cls: type) -> bool:
         """Whether instances of an installed class may be made."""
+        from jaxd.jax_nodes import is_mapping
+
         return is_mapping(cls) or self._is_expected(cls)
 
     # other objects ----------------------------------------------------------------------------
@@ -156,6 +157,8 @@ class OwnObjects:
         Raises:
             ResultError: when it has not registered the class, or not imported jax.
         """
+        from jaxd.jax_nodes import is_registered, unflatten
+
         if not is_registered(cls):
             raise ResultError(
                 f"the result holds a {cls.__module__}.{cls.__qualname__}, which only jax can make: "
@@ -170,6 +173,8 @@ class OwnObjects:
         Raises:
             ResultError: when this process has not imported jax.
         """
+        from jaxd.jax_nodes import structure
+
         return structure(tree)
 
     def _find(self, reference: Reference) -> Any:

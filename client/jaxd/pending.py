@@ -6,14 +6,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jaxd_protocol.errors import ConnectionLost
+
 if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["WORD_S", "Answers", "Pending"]
+__all__ = ["WORD_S", "Answers", "Pending", "Unsent"]
 
 WORD_S = 0.25
 """How much longer than to its deadline a caller waits: the server knows what the time went into."""
+
+
+class Unsent(ConnectionLost):
+    """As `ConnectionLost`, of a request that was not sent whole, and so was not begun."""
 
 
 class Answers(Protocol):

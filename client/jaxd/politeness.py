@@ -6,9 +6,8 @@ import random
 import time
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED
+from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy
-from jaxd_protocol.failures import is_failure
 
 __all__ = ["Politeness"]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from jaxd.forking import forget_after_fork
-from jaxd.frames import users_level
 from jaxd_protocol.errors import CompileAdvice
 
 __all__ = ["Redecorations", "redecorations"]
@@ -53,6 +52,8 @@ class Redecorations:
             if len(self._counts) > _LIMIT:
                 self._counts.popitem(last=False)
         if count == MANY:
+            from jaxd.frames import users_level
+
             warnings.warn(_advice(code), CompileAdvice, users_level())
 
 

@@ -12,8 +12,6 @@ from typing import Any, Final, NoReturn, Protocol, Self
 
 from jaxd.array_like import ArrayLike, touched
 from jaxd.arrays_here import array_here, kind_here
-from jaxd.indexing import basic_index
-from jaxd.jax_leaves import array_class, key_dtype, leaf_class
 from jaxd.jax_side import loaded_jax
 from jaxd.origin import DELETED, Origin
 from jaxd_protocol.errors import ValueDeleted
@@ -86,7 +84,11 @@ class RemoteArray(ArrayLike):
     @classmethod
     def kind(cls) -> Any:
         """The class that arrays have in this process, as it is now."""
-        return cls if loaded_jax() is None else leaf_class(RemoteArray)
+        if loaded_jax() is None:
+            return cls
+        from jaxd.jax_leaves import leaf_class
+
+        return leaf_class(RemoteArray)
 
     def __init__(self, origin: Origin, number: int) -> None:
         self.origin = origin
@@ -140,6 +142,8 @@ class RemoteArray(ArrayLike):
     def dtype(self) -> Any:
         """The dtype, numpy's. Of PRNG keys jax's own, or uint32 in a process without jax."""
         if self.leaf.tag == "K" and loaded_jax() is not None:
+            from jaxd.jax_leaves import key_dtype
+
             return key_dtype(self.leaf.impl)
         return dtype_of(self.leaf.dtype)
 
@@ -211,6 +215,8 @@ class RemoteArray(ArrayLike):
             self.origin.let_go(self.number)
 
     def __getitem__(self, index: Any) -> Any:
+        from jaxd.indexing import basic_index
+
         basic = None if self.is_here else basic_index(index, self.shape)
         if basic is not None:
             self.refuse_deleted()
@@ -234,6 +240,8 @@ class RemoteArray(ArrayLike):
     @property
     def __jax_array__(self) -> Callable[[], Any]:
         """What jax calls for the array; looking it up makes the array known to jax."""
+        from jaxd.jax_leaves import leaf_class
+
         leaf_class(RemoteArray)
         return self._touched
 
@@ -284,5 +292,7 @@ class RemoteArray(ArrayLike):
         if self.leaf.tag == "K":
             return None
         if loaded_jax() is not None:
+            from jaxd.jax_leaves import array_class
+
             return array_class()
         return getattr(sys.modules.get("numpy"), "ndarray", None)

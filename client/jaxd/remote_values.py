@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd.drops import Drops
 from jaxd.forking import forget_after_fork
 from jaxd.origin import Origin
-from jaxd.remote_array import RemoteArray
 from jaxd.results import ResultReader
 from jaxd.twice import twice
 from jaxd.value_calls import ValueCalls
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from jaxd.flight import Flight
     from jaxd.link import Link
     from jaxd.pending import Pending
+    from jaxd.remote_array import RemoteArray
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
@@ -108,6 +108,8 @@ class RemoteValues:
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
         """
+        from jaxd.remote_array import RemoteArray  # a process of small results has none
+
         self.drops.start()
         kind, origin = RemoteArray.kind(), Origin(self, first, leaves, flight)
         wanted = range(len(leaves)) if numbers is None else numbers

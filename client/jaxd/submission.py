@@ -13,9 +13,8 @@ from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S, Pending
-from jaxd_protocol.calls import FAILED
+from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
-from jaxd_protocol.failures import is_failure
 
 if TYPE_CHECKING:
     from jaxd.politeness import Politeness

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rpyc.core.service import VoidService
 
 from jaxd.forking import forget_after_fork
-from jaxd.losses import Unsent
-from jaxd.pending import Answers, Pending
+from jaxd.pending import Answers, Pending, Unsent
 from jaxd.sent_before import SentBefore
 from jaxd.shared_reading import LOST, SharedReading, ignore
 from jaxd_protocol.calls import FAILED

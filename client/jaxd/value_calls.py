@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.pending import WORD_S
-from jaxd.remote_array import RemoteArray
 from jaxd.shapes import Shapes
 from jaxd_protocol.elsewhere import (
     EVERYTHING,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from jaxd.flight import Flight
     from jaxd.flights import Flights
     from jaxd.link import Link
+    from jaxd.remote_array import RemoteArray
     from jaxd.remote_values import RemoteValues
     from jaxd.results import Home, ResultsAs
     from jaxd.transport import ClientConnection

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from jaxd_protocol.calls import FAILED
+from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import ConnectionLost
-from jaxd_protocol.failures import describe_failure, is_failure
+from jaxd_protocol.failures import describe_failure
 from jaxd_server.replies import Reply
 
 __all__ = ["Remembered"]

@@ -14,8 +14,8 @@ DEFAULT_TCP_PORT = 18861
 
 FORMS: Final = "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
 
-_PIN: Final = re.compile(r"sha256=([0-9a-fA-F]{64})")
-_WORD: Final = re.compile(r"[^-\s/@:#][^\s/@:#]*")
+_PIN: Final = r"sha256=([0-9a-fA-F]{64})"
+_WORD: Final = r"[^-\s/@:#][^\s/@:#]*"
 """A host or user as ssh takes it: one that begins with a dash would be an option of ssh."""
 
 
@@ -81,7 +81,7 @@ class Address(NamedTuple):
     @classmethod
     def _parse_tls(cls, text: str, rest: str) -> Address:
         place, mark, fragment = rest.partition("#")
-        pin = _PIN.fullmatch(fragment.replace(":", ""))  # openssl prints it with colons
+        pin = re.fullmatch(_PIN, fragment.replace(":", ""))  # openssl prints it with colons
         if mark and pin is None:
             raise ConfigurationError(
                 f"{text!r} does not name a certificate; use tls://host:port#sha256= and its 64 "
@@ -95,7 +95,7 @@ class Address(NamedTuple):
         place, slash, path = rest.partition("/")
         user, at, machine = place.rpartition("@")
         host, port = _host_and_port(text, machine, 0)
-        if not _WORD.fullmatch(host.replace(":", "")) or (at and not _WORD.fullmatch(user)):
+        if not re.fullmatch(_WORD, host.replace(":", "")) or (at and not re.fullmatch(_WORD, user)):
             raise ConfigurationError(f"{text!r} has no usable user or host; use {FORMS}.")
         return cls("ssh", host, port, slash + path if path else "", user)
 

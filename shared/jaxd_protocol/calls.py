@@ -67,7 +67,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.errors import ConfigurationError, JaxdError, ProtocolError
 from jaxd_protocol.trees.literals import Literal, dump_literal, load_literal
 
 __all__ = [
@@ -85,11 +85,23 @@ __all__ = [
     "Options",
     "fingerprint_of",
     "function_key",
+    "is_failure",
     "normal_config",
 ]
 
 OK: Final = 0
 FAILED: Final = 1
+
+
+def is_failure(failure: tuple[Any, ...], kind: type[JaxdError]) -> bool:
+    """Whether what a call has failed with is exactly this one of our own errors.
+
+    Args:
+        failure: as `jaxd_protocol.failures` describes it.
+        kind: the error.
+    """
+    return bool(failure[:2] == (kind.__module__, kind.__name__))
+
 
 MAY_REPEAT: Final = 1
 """Flag of a call: running it twice is the same as running it once."""

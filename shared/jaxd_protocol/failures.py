@@ -15,7 +15,7 @@ from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.remote_frames import frames_of, traceback_of
 from jaxd_protocol.trees.literals import dump_literal, load_literal
 
-__all__ = ["Failure", "ForwardedFailure", "describe_failure", "is_failure", "rebuild_failure"]
+__all__ = ["Failure", "ForwardedFailure", "describe_failure", "rebuild_failure"]
 
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
@@ -97,11 +97,6 @@ def _message_of(error: BaseException) -> str:
         return _sendable(str(error)[:_MAX_TEXT])
     except Exception as broken:  # noqa: BLE001  a user's __str__ may do anything
         return f"<its message cannot be shown: {type(broken).__name__}>"
-
-
-def is_failure(failure: Failure, kind: type[JaxdError]) -> bool:
-    """Whether it stands for exactly this one of our own errors."""
-    return bool(failure[:2] == (errors.__name__, kind.__name__))
 
 
 def rebuild_failure(failure: Failure, *, with_jax: bool = False) -> BaseException:

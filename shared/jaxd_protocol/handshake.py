@@ -105,11 +105,14 @@ def _fresh_nonce() -> str:
     return os.urandom(16).hex()
 
 
-def send_message(sock: Line, message: Message, transcript: Transcript) -> None:
-    """Sends one message and adds it to the transcript."""
+def send_message(sock: Line, message: Message, transcript: Transcript, before: bytes = b"") -> None:
+    """Sends one message and adds it to the transcript; in one piece, with what goes `before` it.
+
+    Of two pieces TCP would keep the second back until the first has arrived.
+    """
     data = json.dumps(message, separators=(",", ":")).encode()
     transcript.add(data)
-    sock.sendall(_LENGTH.pack(len(data)) + data)
+    sock.sendall(before + _LENGTH.pack(len(data)) + data)
 
 
 def receive_message(sock: Line, transcript: Transcript) -> Message:
@@ -168,10 +171,9 @@ def greet_server(
     """
     said = Transcript()
     me = this_end(versions)
-    sock.sendall(MAGIC)
     wanted = {} if device is None else {"device": device}
     hello = {**me.to_message(), "session": session, "nonce": _fresh_nonce(), **wanted}
-    send_message(sock, hello, said)
+    send_message(sock, hello, said, before=MAGIC)
     welcome = _checked(receive_message(sock, said))
     server = Peer.from_message(welcome)
     check_versions(me, server)

@@ -20,7 +20,8 @@ from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
-from jaxd_protocol.trees import numpy_leaf, parse_skeleton, read_scalar
+from jaxd_protocol.trees import parse_skeleton, read_scalar
+from jaxd_protocol.trees.numpy_leaves import numpy_leaf
 
 STRICT = Statics(strict=True)
 

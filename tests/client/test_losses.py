@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from jaxd.encoded import Encoded
-from jaxd.losses import Losses, Unsent
+from jaxd.losses import Losses
+from jaxd.pending import Unsent
 from jaxd_protocol.calls import LOST_AGAIN, LOST_ONCE
 from jaxd_protocol.errors import ConnectionLost, WorkerLost
 

@@ -4,14 +4,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from jaxd_protocol import errors
 from jaxd_protocol.calls import (
     CONFIG_DEFAULTS,
     Options,
     fingerprint_of,
     function_key,
+    is_failure,
     normal_config,
 )
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
+from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.transformations import transformation
 from jaxd_protocol.trees import dump_literal
 
@@ -139,3 +142,11 @@ def test_a_key_stands_for_code_and_options() -> None:
     assert len(keys) == 3 * len(EVERY_ONE_CHANGED)
     assert {len(key) for key in keys} == {len(code) for code in codes} == {16}
     assert fingerprint_of(b"a") == fingerprint_of(b"a")
+
+
+def test_a_failure_is_told_by_its_exact_type() -> None:
+    """Without rebuilding it; a type of that name from elsewhere is another."""
+    failure = describe_failure(errors.WorkerReplaced("again"))
+    assert is_failure(failure, errors.WorkerReplaced)
+    assert not is_failure(failure, errors.ServerDraining)
+    assert not is_failure(("elsewhere", *failure[1:]), errors.WorkerReplaced)

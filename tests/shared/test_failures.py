@@ -12,7 +12,6 @@ from jaxd_protocol.errors import Busy, JaxdError, RemoteError
 from jaxd_protocol.failures import (
     ForwardedFailure,
     describe_failure,
-    is_failure,
     rebuild_failure,
 )
 from jaxd_protocol.wire import Frame
@@ -234,14 +233,6 @@ def test_an_error_may_be_its_own_cause() -> None:
     error.__cause__ = other = Plain("other")
     other.__cause__ = error
     assert str(travel(error).__cause__) == "other"
-
-
-def test_a_failure_is_told_by_its_exact_type() -> None:
-    """Without rebuilding it; a type of that name from elsewhere is another."""
-    failure = describe_failure(errors.WorkerReplaced("again"))
-    assert is_failure(failure, errors.WorkerReplaced)
-    assert not is_failure(failure, errors.ServerDraining)
-    assert not is_failure(("elsewhere", *failure[1:]), errors.WorkerReplaced)
 
 
 def test_a_failure_of_another_process_is_passed_on_as_it_is() -> None:

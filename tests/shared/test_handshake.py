@@ -458,6 +458,23 @@ def test_our_first_bytes_are_no_frame_of_rpyc() -> None:
     assert length > MAX_BODY_BYTES
 
 
+def test_a_client_greets_in_one_piece() -> None:
+    """Over TCP a second one would wait for the first to arrive."""
+    pieces: list[bytes] = []
+
+    class Deaf:
+        def recv(self, count: int, flags: int = 0, /) -> bytes:
+            return b""
+
+        def sendall(self, data: bytes, /) -> None:
+            pieces.append(data)
+
+    with pytest.raises(EOFError):
+        greet_server(Deaf(), {}, None, None)
+    (greeting,) = pieces
+    assert greeting.startswith(MAGIC)
+
+
 def test_a_proof_depends_on_everything() -> None:
     """Token, role, and each message with its bounds."""
 

@@ -18,7 +18,6 @@ from jaxd_protocol.fingerprint.findings import Findings, shown
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.world import World
-from jaxd_protocol.live import Live
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.archives import Archives
@@ -204,6 +203,10 @@ class Walk(Findings):
 
     def _leave_live(self) -> None:
         """What is only given to be called back does not travel."""
+        if not self.reach.live:
+            return
+        from jaxd_protocol.live import Live
+
         for number, value in enumerate(self.reach.live):
             if id(value) not in self._numbers:
                 self.reach.stand_ins[id(value)] = Live(number)

@@ -6,7 +6,6 @@ from jaxd_protocol.trees.encoder import TreeEncoder
 from jaxd_protocol.trees.layout import Layout, parse_skeleton
 from jaxd_protocol.trees.leaves import INLINE_BYTES, Leaf, Place, Placement, read_scalar
 from jaxd_protocol.trees.literals import dump_literal, is_literal, load_literal
-from jaxd_protocol.trees.numpy_leaves import numpy_leaf
 
 __all__ = [
     "INLINE_BYTES",
@@ -18,7 +17,6 @@ __all__ = [
     "dump_literal",
     "is_literal",
     "load_literal",
-    "numpy_leaf",
     "parse_skeleton",
     "read_scalar",
 ]

@@ -38,8 +38,6 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.leaves import Leaf, load_spec
 from jaxd_protocol.trees.literals import load_literal
-from jaxd_protocol.trees.numpy_leaves import no_derivative
-from jaxd_protocol.trees.objects import restore
 from jaxd_protocol.trees.references import Reference, load_reference
 
 __all__ = ["COUNT", "Build", "FindClass", "NoData", "Own", "Reader", "Unflatten", "Unpickle"]
@@ -164,6 +162,8 @@ class Reader:
         cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
             raise ProtocolError("a tree's skeleton has an object without attributes.")
+        from jaxd_protocol.trees.objects import restore
+
         state = self.node()
         return lambda leaves: restore(cls, state(leaves))
 
@@ -232,6 +232,8 @@ class Reader:
 
     def _without_data(self, tag: str) -> Build:
         _, shape, _, self.at = load_spec(self.data, self.at)
+        from jaxd_protocol.trees.numpy_leaves import no_derivative
+
         return lambda leaves: no_derivative(shape)
 
     def _pickled(self, tag: str) -> Build:

@@ -16,10 +16,10 @@ from jaxd_protocol.trees import (
     Leaf,
     Place,
     TreeEncoder,
-    numpy_leaf,
     parse_skeleton,
     read_scalar,
 )
+from jaxd_protocol.trees.numpy_leaves import numpy_leaf
 
 
 class Point(NamedTuple):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxd_protocol.trees import Leaf, Place, numpy_leaf, parse_skeleton
+from jaxd_protocol.trees import Leaf, Place, parse_skeleton
 from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_protocol.trees.numpy_leaves import no_derivative
+from jaxd_protocol.trees.numpy_leaves import no_derivative, numpy_leaf
 from tests.shared.trees.samples import DTYPES
 
 
