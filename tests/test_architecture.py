@@ -38,7 +38,7 @@ DOORS = {
     "rpyc": (
         "shared/jaxd_protocol/wire/",
         "client/jaxd/transport.py",
-        "server/jaxd_server/endpoint.py",
+        "server/jaxd_server/reception.py",
         "server/jaxd_server/stock.py",  # serves clients that have only rpyc
     ),
     "cloudpickle": ("shared/jaxd_protocol/packing/stock.py",),

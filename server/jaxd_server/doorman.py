@@ -23,6 +23,7 @@ from jaxd_protocol.handshake import (
     greet_client,
     receive_message,
     refuse,
+    server_proof,
 )
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.allowance import Allowance, place_of
@@ -46,15 +47,15 @@ class Admitted:
         line: what to speak with it over: the socket, or TLS on it.
         principal: who it is allowed to be.
         guest: what our own client said of itself; None for a stock rpyc client.
-        said: the handshake so far, which the welcome completes.
-        account: whose token both ends proved to hold, if any.
+        account: whose token the peer has proved to hold, if any.
+        proof: that we hold it as well, for the welcome.
     """
 
     line: socket.socket | TlsSocket
     principal: str
     guest: Guest | None = None
-    said: Transcript | None = None
     account: Account | None = None
+    proof: str | None = None
 
 
 def wrong_tokens() -> Allowance:
@@ -186,7 +187,8 @@ class Doorman:
         except AuthenticationFailed:
             self._failures.note(place)
             raise
-        return Admitted(line, guest.principal, guest, said, guest.account)
+        proof = server_proof(guest.account, said)
+        return Admitted(line, guest.principal, guest, guest.account, proof)
 
     def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
         """Who the peer is without a token, and why it may not be here, if so."""

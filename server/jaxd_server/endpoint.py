@@ -1,33 +1,19 @@
-"""rpyc's server over a listener that the host opened: accept, authenticate, serve.
-
-One of the doors to rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
-`_accept_method`, and on the attributes that `Server.__init__` would have set.
-"""
+"""A reception whose clients have their calls answered in this process."""
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
-import resource
-import selectors
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import rpyc
-from rpyc.utils.server import ThreadedServer
-
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import Busy, ConfigurationError, JaxdError
+from jaxd_protocol.errors import Busy, ConfigurationError
 from jaxd_protocol.handshake import finish_greeting, refuse
 from jaxd_protocol.wire import BulkChannel, stream_over
-from jaxd_server.allowance import Allowance, place_of
 from jaxd_server.budget import Share
 from jaxd_server.connection import ServerConnection
-from jaxd_server.doorman import MAX_STRANGERS, Admitted, Doorman
-from jaxd_server.logs import log_event
+from jaxd_server.doorman import Admitted
+from jaxd_server.reception import Admits, Reception
 from jaxd_server.sessions import Sessions
 from jaxd_server.stock import serve_stock
 from jaxd_server.visitors import Visitors
@@ -35,21 +21,9 @@ from jaxd_server.workshop import Workshop
 
 __all__ = ["Endpoint"]
 
-_FILES_KEPT = 32
-"""Of those that the process may open: XLA opens one for each program that it compiles."""
 
-_RETRY_S = 1.0
-"""Until a process that may open no more files tries again to accept."""
-
-_LINES_AT_ONCE = 100
-"""In the log, of refused peers of one address; after that it is one a second."""
-
-
-class Endpoint(ThreadedServer):  # type: ignore[misc]
+class Endpoint(Reception):
     """Serves the clients of one listener, a thread for each.
-
-    The listening socket is shared with the host and with the worker that comes after this one:
-    it is never shut down here, only closed.
 
     Args:
         listener: an inherited, bound and listening socket.
@@ -65,111 +39,19 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         self,
         listener: socket.socket,
         address: Address,
-        doorman: Doorman,
+        doorman: Admits,
         sessions: Sessions,
         workshop: Workshop,
         welcome: Callable[[], dict[str, Any]],
         visitors: Visitors | None = None,
     ) -> None:
-        self.active = False
-        self._closed = False
-        self.service = rpyc.VoidService()
-        self.authenticator = doorman.admit
-        self.backlog = socket.SOMAXCONN
-        self.auto_register = False
-        self.protocol_config: dict[str, Any] = {}
-        self.clients: set[socket.socket] = set()
-        self.listener = listener
-        listener.setblocking(False)  # another worker that shares it may take the client first
-        self._stopped, self._stop = socket.socketpair()
-        self.host, self.port = str(address), 0
-        self.logger = logging.getLogger("jaxd_server.rpyc")  # one line per accept: not for people
-        self._address = address
+        super().__init__(listener, address, doorman, workshop.max_connections, visitors)
         self._sessions = sessions
         self._workshop = workshop
         self._welcome = welcome
-        self._visitors = visitors or Visitors()
-        self._lines = Allowance(_LINES_AT_ONCE, 1.0)
-
-    def start_in_thread(self) -> None:
-        """Accepts from now on, in a thread of its own."""
-        threading.Thread(
-            target=self.start, name=f"jaxd-accept-{self._address}", daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Accepts no more; open connections stay."""
-        self.active = False
-        self._stop.close()
-
-    def start(self) -> None:
-        """Accepts until the endpoint is closed, and closes this process's end of the listener."""
-        with self.listener, self._stopped:
-            super().start()
-
-    def accept(self) -> None:
-        """Waits for the next client and serves it; `start` calls this again and again.
-
-        rpyc's own version takes one more client after it was closed, and drops it: that client
-        is the next worker's. And it gives up the listener when the process has no more files.
-        """
-        if self._is_stopped(self.listener):
-            raise EOFError("the endpoint was closed")
-        try:
-            _keep_some_files(self.listener)
-            sock, _ = self.listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # another worker was faster, or the client is gone
-        except OSError as error:
-            log_event("cannot_accept", level=logging.WARNING, reason=str(error))
-            self._is_stopped(timeout_s=_RETRY_S)
-            return
-        if len(self.clients) >= self._workshop.max_connections + MAX_STRANGERS:
-            sock.close()  # those beyond the limit are told so, but not any number of them
-            return
-        sock.setblocking(True)
-        self.clients.add(sock)
-        try:
-            self._accept_method(sock)
-        except RuntimeError as error:  # no thread for it: it is told to come again
-            log_event("cannot_serve", level=logging.WARNING, reason=str(error))
-            self.clients.discard(sock)
-            sock.close()
-            self._is_stopped(timeout_s=_RETRY_S)
-
-    def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
-        """Waits for one of the sockets, the end, or the time; returns whether it is the end."""
-        with selectors.PollSelector() as selector:  # takes no file, of which there may be no more
-            for sock in (self._stopped, *sockets):
-                selector.register(sock, selectors.EVENT_READ)
-            return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
-
-    def _authenticate_and_serve_client(self, sock: socket.socket) -> None:
-        peer, place = _peer_of(sock)
-        try:
-            admitted = self.authenticator(sock)
-            if admitted.account is not None:
-                log_event("client_admitted", peer=peer, principal=admitted.principal)
-            with self._visitors.present(sock, admitted.account):
-                self._serve_client(admitted)
-        except JaxdError as error:
-            self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))
-        except (EOFError, OSError) as error:
-            self._log_refusal("client_left_early", logging.INFO, peer, place, str(error))
-        except Exception:  # noqa: BLE001  one client must not end the others
-            log_event("client_failed", level=logging.ERROR, peer=peer)
-        finally:
-            self.clients.discard(sock)
-            sock.close()
-
-    def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
-        """At a rate at which nobody fills the disk."""
-        passed_over = self._lines.take(place)
-        if passed_over is not None:
-            log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)
 
     def _serve_client(self, admitted: Admitted) -> None:
-        if admitted.guest is None or admitted.said is None:
+        if admitted.guest is None:
             return self._serve_stock_client(admitted)
         line = admitted.line
         guest = admitted.guest
@@ -182,7 +64,7 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
-            finish_greeting(line, versions, admitted.account, admitted.said, welcome)
+            finish_greeting(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
             ServerConnection(self.service, stream, self._workshop, session).serve()
@@ -212,25 +94,3 @@ class Endpoint(ThreadedServer):  # type: ignore[misc]
             share.close()
             workshop.traffic.remove(channel)
             self._sessions.leave(session, for_good=True)
-
-
-def _keep_some_files(sock: socket.socket) -> None:
-    """Returns when another client leaves enough files for those that are here already.
-
-    Raises:
-        OSError: when it does not.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    probe = os.dup(sock.fileno())  # the lowest number that is free
-    os.close(probe)
-    if probe >= limit - min(_FILES_KEPT, limit // 4):
-        raise OSError(errno.EMFILE, f"{probe} of {limit} files are open; the rest is kept")
-
-
-def _peer_of(sock: socket.socket) -> tuple[str, str]:
-    """What the log calls a peer, and the place that its lines are counted for."""
-    try:
-        name = sock.getpeername()
-    except OSError:
-        return "gone", "gone"
-    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "unix", place_of(name)

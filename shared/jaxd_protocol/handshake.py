@@ -53,6 +53,7 @@ __all__ = [
     "receive_message",
     "refuse",
     "send_message",
+    "server_proof",
 ]
 
 MAGIC: Final = b"JAXD"
@@ -284,16 +285,17 @@ def greet_client(
     return guest._replace(principal=proved[0].principal, account=proved[0]), said
 
 
+def server_proof(account: Account | None, said: Transcript) -> str | None:
+    """What the server's last message proves, once the client's proof was read; None: nothing."""
+    return None if account is None else said.proof(account.token, "server")
+
+
 def finish_greeting(
-    sock: Line,
-    versions: Mapping[str, str],
-    account: Account | None,
-    said: Transcript,
-    welcome: Message,
+    sock: Line, versions: Mapping[str, str], proof: str | None, welcome: Message
 ) -> None:
     """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
-    proof = {} if account is None else {"proof": said.proof(account.token, "server")}
-    send_message(sock, {**this_end(versions).to_message(), **proof, **welcome}, said)
+    proved = {} if proof is None else {"proof": proof}
+    send_message(sock, {**this_end(versions).to_message(), **proved, **welcome}, Transcript())
 
 
 def refuse(sock: Line, error: Exception) -> None:

@@ -109,7 +109,7 @@ class FakeServer:
     def _serve(self, sock: socket.socket) -> None:
         if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
             return sock.close()  # somebody who only looked whether anybody listens
-        _, said = greet_client(sock, {}, (), "me")
+        greet_client(sock, {}, (), "me")
         welcome: Mapping[str, Any] = {
             "auth": "none",
             "session": "s",
@@ -118,7 +118,7 @@ class FakeServer:
             "epoch": 1,
             "pid": os.getpid(),
         }
-        finish_greeting(sock, {}, None, said, dict(welcome))
+        finish_greeting(sock, {}, None, dict(welcome))
         connection = _Connection(sock, self.answer)
         self._connections.append(connection)
         return connection.serve()

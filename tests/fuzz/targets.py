@@ -423,9 +423,9 @@ class _Impostor:
             sock, _ = self._listener.accept()
             with sock, suppress(OSError, EOFError):
                 sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
-                _, said = handshake.greet_client(sock, {}, (), "me")
+                handshake.greet_client(sock, {}, (), "me")
                 welcome = {"auth": "none", "session": "s", "slots": 8, "max_frame_bytes": 1 << 20}
-                handshake.finish_greeting(sock, {}, None, said, welcome)
+                handshake.finish_greeting(sock, {}, None, welcome)
                 sock.recv(1 << 16)  # the call
                 sock.sendall(self.says)
                 sock.shutdown(socket.SHUT_WR)

@@ -95,8 +95,8 @@ class Meeting:
 
     def _admit(self, sock: socket.socket, keeper: Doorman) -> Admitted:
         admitted = keeper.admit(sock)
-        if admitted.said is not None:
-            finish_greeting(sock, {}, admitted.account, admitted.said, {"session": "s"})
+        if admitted.guest is not None:
+            finish_greeting(sock, {}, admitted.proof, {"session": "s"})
         return admitted
 
 
@@ -447,8 +447,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
     class Finishing(Doorman):
         def admit(self, sock: socket.socket) -> Admitted:
             admitted = keeper.admit(sock)
-            assert admitted.said is not None
-            finish_greeting(admitted.line, {}, admitted.account, admitted.said, {"session": "s"})
+            finish_greeting(admitted.line, {}, admitted.proof, {"session": "s"})
             return admitted
 
     meeting = Meeting(tcp, Finishing(TLS, list, 0, False, {}), over_tls(client))

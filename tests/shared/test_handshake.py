@@ -34,6 +34,7 @@ from jaxd_protocol.handshake import (
     receive_message,
     refuse,
     send_message,
+    server_proof,
 )
 from jaxd_protocol.peers import Peer, this_end
 from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
@@ -62,7 +63,8 @@ def serve(sock: socket.socket, token: str | None) -> Guest:
 def serve_those(sock: Line, accounts: Sequence[Account]) -> Guest:
     """The same of a server with several accounts, from behind the first bytes."""
     guest, said = greet_client(sock, {"jax": "1"}, accounts, "uid:7")
-    finish_greeting(sock, {"jax": "1"}, guest.account, said, {"session": "s", "slots": 4})
+    proof = server_proof(guest.account, said)
+    finish_greeting(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
     return guest
 
 
