@@ -52,10 +52,13 @@ class LiveServer:
     """Started at once and ready when the constructor returns; `close` ends it.
 
     Attributes:
+        ready: what its log says when clients may come.
         unix, tcp, tls: its addresses; the last with the fingerprint of its certificate.
         invitation: what it prints for clients elsewhere.
         environment: for client processes that are to use it.
     """
+
+    ready = "worker_ready"
 
     def __init__(
         self, directory: Path, *arguments: str, name: str = "s", **environment: str
@@ -89,7 +92,7 @@ class LiveServer:
         self._listener.start()
         self.tcp = next(
             line["address"]
-            for line in self.wait_for("worker_ready")
+            for line in self.wait_for(self.ready)
             if line.get("event") == "listening" and line["address"].startswith("tcp")
         )
         self.invitation = printed.read_text()

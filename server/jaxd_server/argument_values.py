@@ -9,6 +9,7 @@ import re
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.options import SAME_USER
 
 __all__ = [
     "parse_address",
@@ -20,7 +21,11 @@ __all__ = [
     "parse_share",
     "parse_size",
     "parse_user",
+    "parse_users",
 ]
+
+_NO_USER = (1 << 32) - 1
+"""What the system calls says when a user is to be left as it is."""
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -68,6 +73,20 @@ def parse_user(text: str) -> int:
         return pwd.getpwnam(text).pw_uid
     except KeyError as error:
         raise argparse.ArgumentTypeError(f"there is no user {text!r} on this machine") from error
+
+
+def parse_users(text: str) -> tuple[int, int]:
+    """The first and the last of a range of numbers, none of which is root's; or `none`.
+
+    Raises:
+        argparse.ArgumentTypeError: when it is none.
+    """
+    if text == "none":
+        return SAME_USER
+    match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text.strip(), re.ASCII)
+    if not match or not 0 < int(match[1]) <= int(match[2]) < _NO_USER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of users such as 61000-61099")
+    return int(match[1]), int(match[2])
 
 
 def parse_folder(text: str) -> str:

@@ -19,6 +19,7 @@ from jaxd_server.argument_values import (
     parse_share,
     parse_size,
     parse_user,
+    parse_users,
 )
 from jaxd_server.options import ServerOptions
 
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_places(parser.add_argument_group("where"))
     _add_trust(parser.add_argument_group("who may connect"))
+    _add_separation(parser.add_argument_group("how far apart they are kept"))
     _add_code(parser.add_argument_group("what they may send"))
     _add_devices(parser.add_argument_group("which devices, and how much of them"))
     _add_limits(parser.add_argument_group("how much"))
@@ -153,6 +155,28 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
         "--allow-unauthenticated-loopback",
         action="store_true",
         help="let every user and program of this machine run code here over loopback TCP",
+    )
+
+
+def _add_separation(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--worker-per-principal",
+        action="store_true",
+        help="a process for each user and account, with a cache of its own; where root starts the "
+        "server, as that user of this machine, or one of --worker-uids",
+    )
+    group.add_argument(
+        "--worker-uids",
+        type=parse_users,
+        metavar="FIRST-LAST",
+        help="numbers of users, nobody else's, that the workers of accounts run as; `none`: all "
+        "workers run as the server's own user",
+    )
+    group.add_argument(
+        "--max-workers",
+        type=parse_count,
+        metavar="N",
+        help="such processes at the same time; who comes then is told to come again (default: 8)",
     )
 
 

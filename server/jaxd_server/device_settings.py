@@ -23,9 +23,10 @@ _PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker: what the options say, else what is inherited.
 
-    An `auto` server, which nobody asked for, preallocates only where `inherited` says so.
+    A server that nobody asked for, or whose workers share a device, preallocates only where
+    `inherited` says so.
     """
-    modest = {_PREALLOCATE: "false"} if options.auto else {}
+    modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
     environment = modest | dict(inherited)
     if options.device_memory_fraction is not None:
         environment.pop(_FRACTION_BEFORE, None)

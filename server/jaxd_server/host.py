@@ -14,13 +14,13 @@ from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
 from jaxd_server.control import answering
-from jaxd_server.heartbeat import Heartbeat, calls_of, process_state
+from jaxd_server.crew import Crew
 from jaxd_server.invitation import invitations
 from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
+from jaxd_server.post import Post
 from jaxd_server.reaper import reap_orphans
-from jaxd_server.supervisor import PATIENCE_S, Supervisor
 from jaxd_server.trust import check_trust
 
 __all__ = ["WORKER_COMMAND", "Host"]
@@ -32,7 +32,7 @@ _SHORTEST_NAP_S = 0.05
 
 
 class Host:
-    """Opens the listeners and the control socket, and has a worker kept behind them.
+    """Opens the listeners and the control socket, and has a worker, or several, kept behind them.
 
     The listeners stay open from one worker to the next: callers in between wait, and are not
     refused. Everything here runs on one event loop in the main thread.
@@ -46,8 +46,11 @@ class Host:
         self, options: ServerOptions, worker_command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self._options = options
-        self._supervisor = Supervisor(options, worker_command)
-        self._heartbeat = Heartbeat(self._supervisor, options)
+        self._staff: Post | Crew = (
+            Crew(options, worker_command)
+            if options.worker_per_principal
+            else Post(options, worker_command)
+        )
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
         self._control = ""
@@ -69,50 +72,31 @@ class Host:
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the worker `now`."""
-        self._supervisor.stop(now=now)
+        self._staff.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces the worker; see `Supervisor.restart`."""
-        return await self._supervisor.restart(force=force)
+        return await self._staff.restart(force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, because they have ended workers."""
-        return self._supervisor.quarantine.rows()
+        return self._staff.quarantined()
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has some of them called again, by name or fingerprint; their rows."""
-        return self._supervisor.release(what)
+        return self._staff.release(what)
 
     async def status(self) -> dict[str, Any]:
-        """The reply of the control socket; waits half a second for the worker, and no longer."""
-        worker = self._supervisor.worker
-        if worker is None:
-            return {"host": self._describe(), "worker": {}, "worker_state": "starting"}
-        # A worker that is still starting has nothing to say, and who waits for it asks often.
-        may_answer = worker.was_ready and worker.state != "resting"
-        fresh = may_answer and await worker.refresh(PATIENCE_S)
-        is_busy = worker.state == "ready" and not fresh
-        stuck = is_busy and self._heartbeat.is_stuck(worker)
-        seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
-        return {
-            "host": self._describe(),
-            "worker": seen,
-            "worker_state": ("stuck" if stuck else "busy") if is_busy else worker.state,
-            "worker_silent_s": round(worker.silent_s, 3),
-            "worker_process": process_state(worker.pid) if is_busy else None,
-        }
+        """The reply of the control socket; waits half a second for a worker, and no longer."""
+        return {"host": self._describe(), **await self._staff.status()}
 
     def _describe(self) -> dict[str, Any]:
-        worker = self._supervisor.worker
         return {
             "pid": os.getpid(),
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "listen": [str(one.address) for one in self._listeners],
-            "epoch": worker.epoch if worker else 0,
-            "worker_pid": worker.pid if worker and not worker.exited.is_set() else None,
-            "restarts": worker.epoch - 1 if worker else 0,
-            "quarantined": len(self.quarantined()),
+            **self._staff.describe(),
             "log": self._log_file(),
         }
 
@@ -143,13 +127,11 @@ class Host:
         return code
 
     async def _serve(self, listeners: Sequence[Listener]) -> int:
-        watches = [asyncio.create_task(self._watch_idleness())]
-        watches.append(asyncio.create_task(self._heartbeat.watch()))
+        watch = asyncio.create_task(self._watch_idleness())
         try:
-            return await self._supervisor.run(listeners)
+            return await self._staff.run(listeners, self._control)
         finally:
-            for watch in watches:
-                watch.cancel()
+            watch.cancel()
 
     def _handle_signals(self) -> None:
         """Always installed: the first process of a container has no default handlers."""
@@ -159,12 +141,12 @@ class Host:
             loop.add_signal_handler(number, self._on_stop_signal, number)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
-        is_second = self._supervisor.stopping.is_set()
+        is_second = self._staff.is_stopping
         log_event("signal", name=number.name, second=is_second or None)
         self.stop(now=is_second)
 
     def _on_child(self) -> None:
-        workers = self._supervisor.processes()
+        workers = self._staff.processes()
         for worker in workers:
             worker.collect()
         if os.getpid() == 1:
@@ -173,21 +155,9 @@ class Host:
     async def _watch_idleness(self) -> None:
         limit_s = self._options.idle_timeout_s
         while limit_s > 0:
-            idle_s = await self._idle_s()
+            idle_s = await self._staff.idle_s()
             if idle_s >= limit_s:
                 log_event("idle", idle_s=idle_s)
                 self.stop()
                 return
             await asyncio.sleep(max(limit_s - idle_s, _SHORTEST_NAP_S))
-
-    async def _idle_s(self) -> float:
-        """Seconds without connection and call; 0 when the worker does not say so now."""
-        worker = self._supervisor.worker
-        if worker is not None and worker.state == "resting":
-            return float(worker.snapshot.get("idle_s", 0.0)) + worker.silent_s
-        if worker is None or not worker.was_ready or not await worker.refresh(PATIENCE_S):
-            return 0.0
-        seen = worker.snapshot
-        if seen.get("connections") or seen.get("running_calls"):
-            return 0.0
-        return float(seen.get("idle_s", 0.0))

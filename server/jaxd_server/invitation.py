@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
 from jaxd_server.own_certificate import own_certificate_file, prepare_own_certificate
 
-__all__ = ["invitations", "ready_for_tls"]
+__all__ = ["invitations", "ready_for_tls", "tls_context"]
 
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
 
@@ -39,8 +40,15 @@ def ready_for_tls(options: ServerOptions) -> ServerOptions:
         path = prepare_own_certificate()
         options = replace(options, tls_cert=path, tls_key=path)
     assert options.tls_cert is not None
-    server_context(options.tls_cert, options.tls_key or options.tls_cert)  # usable at all?
+    tls_context(options)  # usable at all?
     return options
+
+
+def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """What to accept TLS connections with; None when none is to be accepted."""
+    if options.tls_cert is None:
+        return None
+    return server_context(options.tls_cert, options.tls_key or options.tls_cert)
 
 
 def _token_file() -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 __all__ = ["configure", "log_event"]
@@ -14,14 +15,20 @@ _logger = logging.getLogger("jaxd")
 
 
 def configure(
-    log_format: Literal["text", "json"], process: Literal["host", "tracer", "worker"]
+    log_format: Literal["text", "json"],
+    process: Literal["host", "door", "tracer", "worker"],
+    principal: str | None = None,
 ) -> None:
     """Sends what is logged under `jaxd` to stderr, each line marked with `process`.
+
+    And with the principal whose process it is, if it is that of one.
 
     Calling it again replaces the earlier choice. Other loggers are left alone.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines(process) if log_format == "json" else _TextLines(process))
+    whose = {} if principal is None else {"principal": principal}
+    form = _JsonLines if log_format == "json" else _TextLines
+    handler.setFormatter(form(process, whose))
     _logger.handlers[:] = [handler]
     _logger.setLevel(logging.INFO)
     _logger.propagate = False
@@ -40,9 +47,10 @@ def log_event(event: str, /, *, level: int = logging.INFO, **fields: Any) -> Non
 class _JsonLines(logging.Formatter):
     """`{"time": …, "level": "info", "process": "host", "event": "listening", …}`."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, whose: Mapping[str, str]) -> None:
         super().__init__()
         self._process = process
+        self._whose = whose
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -50,6 +58,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self._process,
             "event": record.getMessage(),
+            **self._whose,
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
@@ -60,13 +69,14 @@ class _JsonLines(logging.Formatter):
 class _TextLines(logging.Formatter):
     """`2025-01-31T08:15:00.123Z INFO    host   listening address=unix:///…`."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, whose: Mapping[str, str]) -> None:
         super().__init__()
         self._process = process
+        self._whose = whose
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{_timestamp(record)} {record.levelname:<7} {self._process:<6}"
-        fields = getattr(record, "fields", {})
+        fields = {**self._whose, **getattr(record, "fields", {})}
         words = [head, record.getMessage(), *(f"{k}={_readable(v)}" for k, v in fields.items())]
         line = " ".join(words)
         if record.exc_info:

@@ -13,7 +13,10 @@ from jaxd_protocol.paths import LocalServerFiles
 from jaxd_protocol.tokens import read_token_file
 from jaxd_server.memory import machine_bytes
 
-__all__ = ["GIB", "ServerOptions"]
+__all__ = ["GIB", "SAME_USER", "ServerOptions"]
+
+SAME_USER = (0, 0)
+"""As `worker_uids`: all workers run as the server's own user, whoever that is."""
 
 GIB = 1 << 30
 
@@ -112,6 +115,11 @@ class ServerOptions:
             replaced, where that costs nobody an array; 0: for ever.
         accept: what clients may send: `"code"`, or only what `jax.export` has made of it.
         allow_targets: native functions that exported programs may call, beside jax's own.
+        worker_per_principal: whether each principal has a worker of its own, which may run as
+            another user of this machine.
+        max_workers: workers that may be there at the same time then.
+        worker_uids: the first and the last of the user numbers that workers of accounts run as;
+            `SAME_USER`: all run as the server's own; None: the same, unless that is root.
         auto: whether a client started this server unasked: it then takes device memory only as
             it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
     """
@@ -168,6 +176,9 @@ class ServerOptions:
     stop_grace_s: float = 30.0
     accept: Literal["code", "exported"] = "code"
     allow_targets: tuple[str, ...] = ()
+    worker_per_principal: bool = False
+    max_workers: int = 8
+    worker_uids: tuple[int, int] | None = None
     auto: bool = False
 
     def read_token(self) -> str | None:
@@ -189,7 +200,9 @@ class ServerOptions:
     @property
     def keeps_standby(self) -> bool:
         """Whether the next worker is to be started ahead."""
-        return not self.auto if self.standby is None else self.standby
+        if self.standby is None:
+            return not (self.auto or self.worker_per_principal)
+        return self.standby
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values; `from_json` of it is equal to this."""
@@ -203,5 +216,9 @@ class ServerOptions:
             TypeError: when `data` holds an option that this version does not know.
         """
         listen = tuple(Address.parse(text) for text in data["listen"])
-        lists = {name: tuple(data[name]) for name in ("allow_uids", "allow_targets")}
+        lists: dict[str, Any] = {
+            name: tuple(data[name]) for name in ("allow_uids", "allow_targets")
+        }
+        uids = data["worker_uids"]
+        lists["worker_uids"] = None if uids is None else tuple(uids)
         return cls(**{**data, "listen": listen, **lists})

@@ -40,9 +40,11 @@ from jaxd_server.executables import Executables
 from jaxd_server.fair_threads import FairThreads
 from jaxd_server.fresh_threads import FreshThreads
 from jaxd_server.functions import Functions
+from jaxd_server.handover import Usher
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.interest import Interest
+from jaxd_server.invitation import tls_context
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
 from jaxd_server.leftovers import Leftovers
@@ -55,6 +57,7 @@ from jaxd_server.pipeline import Pipeline
 from jaxd_server.precautions import Precautions
 from jaxd_server.pressure import Pressure, host_spare
 from jaxd_server.readership import Sentry
+from jaxd_server.reception import Admits
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.renewal import Renewal
 from jaxd_server.rest import Rest
@@ -113,10 +116,11 @@ class Parts:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._options = options
+        self._principal: str | None = None
         self._accounts = Accounts(options)
         self._visitors = Visitors(self._accounts, self._forget)
         self._failures = wrong_tokens()
-        self._tls = provisions.tls_context(options)
+        self._tls = tls_context(options)
         self._counters = counters
         contents = Contents(provisions.content_bytes(options))
         self._values = Values(
@@ -200,6 +204,11 @@ class Parts:
             max_connections=options.max_connections,
         )
 
+    def reserve(self, principal: str) -> None:
+        """Has everything belong to one principal, whom a door lets in; before the first client."""
+        self._principal = principal
+        self.pipeline.decisions.acquaintances.is_owner = lambda one: one == principal
+
     def settle(self) -> None:
         """Makes the process one that serves: to be called once, when all of it is there."""
         self._housekeeper.start()
@@ -209,7 +218,16 @@ class Parts:
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
-        doorman = Doorman(
+        return Endpoint(
+            *(sock, address, self._doorman(address), self._sessions, self._workshop, welcome),
+            self._visitors,
+        )
+
+    def _doorman(self, address: Address) -> Admits:
+        """Who lets clients in; where a door has done that already, who leads them to us."""
+        if self._principal is not None:
+            return Usher(self._principal)
+        return Doorman(
             address,
             self._accounts.now,
             os.getuid(),
@@ -218,9 +236,6 @@ class Parts:
             guests=self._options.allow_uids,
             tls=self._tls if address.kind == "tls" else None,
             failures=self._failures,
-        )
-        return Endpoint(
-            sock, address, doorman, self._sessions, self._workshop, welcome, self._visitors
         )
 
     def drain(self) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 from functools import partial
 
 import jax
 
-from jaxd_protocol.certificates import server_context
 from jaxd_protocol.packing.doors import doors
 from jaxd_server import jax_disk_cache
 from jaxd_server.arrivals import receive
@@ -30,7 +28,6 @@ __all__ = [
     "receiving",
     "rest_after_s",
     "shelf",
-    "tls_context",
     "trace_in",
     "value_bytes",
 ]
@@ -97,10 +94,3 @@ def trace_in(options: ServerOptions) -> TraceIn:
     if options.trace_in == "tracer":
         log_event("tracer_refused", level=logging.WARNING, platform=platform)
     return "worker"
-
-
-def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
-    """What to accept TLS connections with; None when none is to be accepted."""
-    if options.tls_cert is None:
-        return None
-    return server_context(options.tls_cert, options.tls_key or options.tls_cert)

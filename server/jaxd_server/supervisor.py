@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.quarantine import Quarantine
 from jaxd_server.restarts import MAX_FAILED_STARTS, RestartPolicy
+from jaxd_server.tenant import Tenant
 from jaxd_server.worker_process import WorkerProcess
 
 __all__ = ["PATIENCE_S", "Supervisor", "first_of"]
@@ -28,18 +29,35 @@ _LOOK_S = 0.1
 class Supervisor:
     """Starts, watches and replaces workers. Belongs to the thread of the event loop.
 
+    Args:
+        options: what they are told.
+        worker_command: what is started as worker; it gets one JSON argument.
+        tenant: whose workers they are, where not all share them.
+        hear: told of what workers say that is not for their supervisor.
+        what: the log calls them.
+
     Attributes:
         worker: the present worker, or the last one while there is none; None before the first.
         stopping: set once the server has begun to stop.
         quarantine: what workers died of.
     """
 
-    def __init__(self, options: ServerOptions, worker_command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        worker_command: Sequence[str],
+        tenant: Tenant | None = None,
+        hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
+        what: str = "worker",
+    ) -> None:
         self.worker: WorkerProcess | None = None
         self.stopping = asyncio.Event()
         self.quarantine = Quarantine()
         self._options = options
         self._worker_command = worker_command
+        self._tenant = tenant
+        self._hear = hear
+        self._what = what
         self._policy = RestartPolicy()
         self._forced = False
         self._listeners: Sequence[Listener] = ()
@@ -101,7 +119,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process left: that may pass
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
-        log_event("worker_started", pid=worker.pid, epoch=epoch)
+        log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
         on_purpose = (worker.outdated, worker.resting, worker.gave_way)
         await first_of(worker.exited, self.stopping, *on_purpose)
         if worker.outdated.is_set():
@@ -142,9 +160,11 @@ class Supervisor:
 
     def _started(self, epoch: int = 0) -> WorkerProcess:
         suspects = self.quarantine.for_worker()
-        return WorkerProcess.start(
-            self._worker_command, self._options, self._listeners, epoch, suspects
+        worker = WorkerProcess.start(
+            self._worker_command, self._options, self._listeners, epoch, suspects, self._tenant
         )
+        worker.hear, worker.what = self._hear, self._what
+        return worker
 
     def stand_by(self) -> None:
         """Has the next worker start ahead, as far as it can without a device; once."""
@@ -287,9 +307,10 @@ async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> No
 
 def _log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
     log_event(
-        "worker_exited",
+        f"{worker.what}_exited",
         pid=worker.pid,
         epoch=worker.epoch,
+        principal=worker.principal,
         **worker.ending,
         lived_s=round(worker.lived_s, 3),
         restart_in_s=restart_in_s,

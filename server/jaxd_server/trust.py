@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import CannotListen
-from jaxd_server.options import ServerOptions
+from jaxd_protocol.errors import CannotListen, ConfigurationError
+from jaxd_server.options import SAME_USER, ServerOptions
 
 __all__ = ["check_trust"]
 
@@ -17,8 +19,10 @@ def check_trust(options: ServerOptions) -> None:
         CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
             machine in plain text without words that say so.
         ConfigurationError: when the token file is missing, empty, or readable by others, or others
-            can put tokens into the folder of named ones.
+            can put tokens into the folder of named ones, or when workers for each principal are
+            asked for with options that go with them badly.
     """
+    _check_separation(options)
     open_to_more = [address for address in options.listen if address.needs_token]
     if not open_to_more and options.token_file is None:
         return
@@ -31,6 +35,33 @@ def check_trust(options: ServerOptions) -> None:
             _check_loopback(address, options, has_token=has_token)
         else:
             _check_beyond_loopback(address, options, has_token=has_token)
+
+
+def _check_separation(options: ServerOptions) -> None:
+    if not options.worker_per_principal:
+        if options.worker_uids is not None:
+            raise ConfigurationError(
+                "--worker-uids is for a server with --worker-per-principal. Give both, or neither."
+            )
+        return
+    if options.allow_unauthenticated_loopback:
+        raise ConfigurationError(
+            "with --allow-unauthenticated-loopback nobody knows who comes, so that there can be no "
+            "worker for each. Leave it out, or leave out --worker-per-principal."
+        )
+    is_root = os.geteuid() == 0
+    if options.worker_uids not in (None, SAME_USER) and not is_root:
+        raise ConfigurationError(
+            "only root can start workers of other users. Leave out --worker-uids, or start the "
+            "server as root."
+        )
+    takes_tokens = any(address.needs_token for address in options.listen)
+    if is_root and takes_tokens and options.worker_uids is None:
+        raise ConfigurationError(
+            "who holds a token would run code as root. Name numbers that are no user's yet, for "
+            "workers to run as (--worker-uids 61000-61999), or say that root it shall be "
+            "(--worker-uids none)."
+        )
 
 
 def _check_tls(address: Address, *, has_token: bool) -> None:

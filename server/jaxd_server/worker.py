@@ -36,9 +36,10 @@ def main() -> None:
     """Runs a worker until its host drains it or dies."""
     argument = json.loads(sys.argv[1])
     options = ServerOptions.from_json(argument["options"])
-    logs.configure(options.log_format, "worker")
+    principal = argument.get("principal")
+    logs.configure(options.log_format, "worker", principal)
     die_with_the_parent()
-    worker = Worker(options, argument.get("black_box_fd"))
+    worker = Worker(options, argument.get("black_box_fd"), principal)
     tether = worker.tether = Tether(
         socket.socket(fileno=argument["tether_fd"]),
         worker.report_to_host,
@@ -92,6 +93,7 @@ class Worker:
     Args:
         options: what the server was told at its start.
         box: descriptor of the black box; None where nobody reads it.
+        principal: whose worker it is; None: everybody's.
 
     Attributes:
         tether: the line to the host, once there is one.
@@ -103,7 +105,9 @@ class Worker:
         is_resting: whether it drains because nobody has needed it.
     """
 
-    def __init__(self, options: ServerOptions, box: int | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, box: int | None = None, principal: str | None = None
+    ) -> None:
         self.tether: Tether | None = None
         self.has_begun = threading.Event()
         self.holds = False
@@ -113,6 +117,7 @@ class Worker:
         self.is_resting = False
         self._is_stuck = False
         self._options = options
+        self._principal = principal
         self._epoch = 0
         self._suspects = Suspects()
         self._box = None if box is None else BlackBox(box)
@@ -143,6 +148,8 @@ class Worker:
             self._box,
             self.replace,
         )
+        if self._principal is not None:
+            self._parts.reserve(self._principal)
         prepare_for_user_code()
         hear_user_code()
         have_clients_called_back()

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.relay import OutputRelay
+from jaxd_server.tenant import Tenant
 
 __all__ = ["State", "WorkerProcess"]
 
@@ -47,6 +48,9 @@ class WorkerProcess:
         stale: set once it has said that it ends because what it stood by with has changed on disk.
         snapshot: the last status that it sent; empty before the first.
         box: what it is doing, also when it says nothing, or is no more.
+        principal: whose worker it is, where not all share it.
+        hear: told of what it says that is not the host's to judge.
+        what: the log calls it.
     """
 
     def __init__(
@@ -57,6 +61,9 @@ class WorkerProcess:
         box: BlackBox,
     ) -> None:
         self.epoch = 0
+        self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
+        self.principal: str | None = None
+        self.what = "worker"
         self.box = box
         self.pid = process.pid
         self.exited = asyncio.Event()
@@ -95,6 +102,7 @@ class WorkerProcess:
         listeners: Sequence[Listener],
         epoch: int = 0,
         suspects: Suspects = (),
+        tenant: Tenant | None = None,
     ) -> WorkerProcess:
         """Starts `command` with one JSON argument, as the worker expects it.
 
@@ -106,6 +114,7 @@ class WorkerProcess:
             listeners: what it inherits.
             epoch: its generation; 0: it stands by, without a device, until `begin`.
             suspects: which functions have ended workers.
+            tenant: whose worker it is, where not all share it.
 
         Raises:
             OSError: when no process can be made.
@@ -114,16 +123,23 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         output, output_end = os.pipe()
         inherited = {"tether_fd": theirs.fileno(), "black_box_fd": box.descriptor}
-        order = {"stands_by": True} if not epoch else {"epoch": epoch, "suspects": list(suspects)}
+        order: dict[str, Any] = {"stands_by": True}
+        if epoch:
+            order = {"epoch": epoch, "suspects": list(suspects)}
+        environment = worker_environment(options, os.environ)
+        if tenant is not None:
+            order["principal"] = tenant.principal
+            environment = tenant.environment(environment)
         try:
             process = subprocess.Popen(  # noqa: S603  our own process
                 [*command, json.dumps(_argument(options, listeners) | inherited | order)],
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
-                env=worker_environment(options, os.environ),
+                env=environment,
                 pass_fds=[*inherited.values(), *(one.socket.fileno() for one in listeners)],
                 start_new_session=True,
+                **(tenant.process() if tenant is not None else {}),
             )
         except OSError:
             ours.close()
@@ -136,6 +152,7 @@ class WorkerProcess:
         relay = OutputRelay(output)
         relay.start()
         worker = cls(process, ours, relay, box)
+        worker.principal = None if tenant is None else tenant.principal
         worker.epoch = epoch
         return worker
 
@@ -255,6 +272,10 @@ class WorkerProcess:
         """Tells it that a function is no longer in quarantine."""
         self._ask({"ask": "release", "fingerprint": fingerprint})
 
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Answers what it has said to `hear`."""
+        self._ask(order)
+
     def _ask(self, order: Mapping[str, Any]) -> None:
         """Sends an order, as soon as there is a line to send it on."""
         if self._writer is None:
@@ -316,7 +337,13 @@ class WorkerProcess:
         match message:
             case {"event": "ready"} if not self.was_ready:
                 self._ready_after_s = self.lived_s
-                log_event("worker_ready", epoch=self.epoch, after_s=round(self.lived_s, 3))
+                after_s = round(self.lived_s, 3)
+                log_event(
+                    f"{self.what}_ready",
+                    epoch=self.epoch,
+                    after_s=after_s,
+                    principal=self.principal,
+                )
             case {"event": "draining"}:
                 self._draining = True
             case {"event": str(name)} if name in self._marks:
@@ -329,7 +356,7 @@ class WorkerProcess:
                     self._answer.set_result(None)
                     self._answer = None
             case _:
-                pass  # what a newer worker may say beyond this is not the host's to judge
+                self.hear(self, message)  # what it may say beyond this is not for us to judge
 
 
 def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:

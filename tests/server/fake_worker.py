@@ -1,12 +1,14 @@
 """A worker without jax: it keeps the tether's protocol and greets whoever connects.
 
 Started as the real one is, with one JSON argument. Each connection gets one line of JSON with the
-epoch, and is then held open. What it shall do wrong is told in `FAKE_WORKER`:
+epoch, and is then held open; one that a door hands over gets the same as its welcome. What it shall
+do wrong is told in `FAKE_WORKER`:
 
     fail    write two lines and exit with 3 before it is ready
     outdated  say to the first caller that packages have changed, and end, in epoch 1
     resting say to the first caller that nobody needs it, and end, in epoch 1
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
+    dying   end when somebody is handed over, without a word
     needed  refuse to give way to the next worker, unless it is forced to
     failing  end when it has been prepared beside another one
     stale   say that what it stood by with has changed, when it is needed, and end
@@ -30,6 +32,7 @@ class FakeWorker:
     def __init__(self, argument: dict[str, Any], mode: str) -> None:
         self.epoch = argument.get("epoch", 0)
         self.mode = mode
+        self.principal: str | None = argument.get("principal")
         self.started_at = time.monotonic()
         self.draining = False
         self.held: list[socket.socket] = []
@@ -84,6 +87,8 @@ class FakeWorker:
 
     def on_caller(self, listening: socket.socket) -> None:
         caller, _ = listening.accept()
+        if self.principal is not None:
+            return self.on_handed_over(caller, self.principal)
         self.held.append(caller)
         if self.mode == "outdated" and self.epoch == 1:
             self.say({"event": "outdated", "changes": ["optax was changed from 1 to 2"]})
@@ -93,6 +98,23 @@ class FakeWorker:
             self.draining = True
         with suppress(ConnectionError):  # it only wanted to know whether we answer
             caller.sendall(json.dumps({"epoch": self.epoch, "pid": os.getpid()}).encode() + b"\n")
+        return None
+
+    def on_handed_over(self, line: socket.socket, principal: str) -> None:
+        from jaxd_protocol.handshake import finish_greeting  # most fake workers start without
+        from jaxd_server.handover import Usher
+
+        line.setblocking(True)
+        admitted = Usher(principal).admit(line)
+        assert isinstance(admitted.line, socket.socket)
+        self.held.append(admitted.line)
+        if self.mode == "resting" and self.epoch == 1:
+            self.say({"event": "resting"})
+            self.draining = True
+        if self.mode == "dying":
+            os._exit(3)
+        welcome = {"epoch": self.epoch, "pid": os.getpid(), "principal": admitted.principal}
+        finish_greeting(admitted.line, {}, admitted.proof, welcome)
 
     def on_tether(self, _: socket.socket) -> None:
         line = self.lines.readline()

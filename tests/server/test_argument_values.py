@@ -21,7 +21,9 @@ from jaxd_server.argument_values import (
     parse_share,
     parse_size,
     parse_user,
+    parse_users,
 )
+from jaxd_server.options import SAME_USER
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,9 @@ from jaxd_server.argument_values import (
         (parse_folder, "none", "none"),
         (parse_user, "1000", 1000),
         (parse_user, "root", 0),
+        (parse_users, "61000-61009", (61000, 61009)),
+        (parse_users, "7-7", (7, 7)),
+        (parse_users, "none", SAME_USER),
         (parse_size, "8GiB", 8 << 30),
         (parse_gpus, "0, 2", "0,2"),
         (parse_gpus, "GPU-8f6a-11,MIG-77", "GPU-8f6a-11,MIG-77"),
@@ -53,6 +58,10 @@ def test_a_word_becomes_a_value(parse: Callable[[str], Any], text: str, value: A
         (parse_name, "a b:c"),
         (parse_size, "0"),
         (parse_user, "nobody-of-that-name"),
+        (parse_users, "61009-61000"),
+        (parse_users, "0-9"),
+        (parse_users, "61000"),
+        (parse_users, "1-4294967295"),
         (parse_gpus, ""),
         (parse_gpus, "0,0"),
         (parse_count, "²"),

@@ -38,6 +38,8 @@ def test_an_option_counts_more_than_the_environment(said: bool, expected: str) -
 
 def test_the_fraction_is_said_under_one_name_only() -> None:
     """jax refuses to start when it finds the older name beside the newer one."""
+    shared = ServerOptions(worker_per_principal=True)  # and several would not fit
+    assert worker_environment(shared, {})["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     options = ServerOptions(device_memory_fraction=0.4)
     assert worker_environment(options, {BEFORE: "0.9", FRACTION: "0.8"}) == {FRACTION: "0.4"}
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def test_options_survive_the_way_to_the_worker() -> None:
         listen=listen, token_file="/t", idle_timeout_s=1.5, auto=True, map_share=0.3
     )
     assert ServerOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+    options = replace(options, worker_per_principal=True, worker_uids=(61000, 61009))
+    assert ServerOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_only_the_one_worker_of_a_server_has_a_standby_unasked() -> None:
+    """It takes memory, which it would do for each principal."""
+    assert ServerOptions().keeps_standby
+    assert not ServerOptions(worker_per_principal=True).keeps_standby
+    assert ServerOptions(worker_per_principal=True, standby=True).keeps_standby
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -48,7 +48,6 @@ def test_there_is_a_second_process_only_beside_a_cpu(monkeypatch: pytest.MonkeyP
     assert provisions.trace_in(beside) == "worker"
 
 
-def test_without_a_folder_or_a_certificate_there_is_none() -> None:
-    """Nothing is kept, and nobody comes by TLS."""
+def test_without_a_folder_there_is_no_shelf() -> None:
+    """Nothing is kept."""
     assert provisions.shelf(replace(DEFAULTS, cache_dir="none"), ImportedPackages()) is None
-    assert provisions.tls_context(DEFAULTS) is None

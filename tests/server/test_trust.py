@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from jaxd_protocol.accounts import add_account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.tokens import write_token_file
-from jaxd_server.options import ServerOptions
+from jaxd_server.options import SAME_USER, ServerOptions
 from jaxd_server.trust import check_trust
 
 LOOPBACK = (Address.tcp("127.0.0.1", 0),)
@@ -55,6 +57,50 @@ def test_beyond_loopback_no_flag_replaces_the_token(runtime: Path) -> None:
                 listen=EVERYWHERE, insecure_plaintext=True, allow_unauthenticated_loopback=True
             )
         )
+
+
+def test_workers_for_each_need_to_know_who_comes(token_file: str) -> None:
+    """Where everybody is let in there is nobody to tell apart."""
+    with pytest.raises(ConfigurationError, match="nobody knows who comes"):
+        check_trust(
+            ServerOptions(
+                listen=LOOPBACK,
+                token_file=token_file,
+                worker_per_principal=True,
+                allow_unauthenticated_loopback=True,
+            )
+        )
+
+
+def test_who_holds_a_token_is_not_root_unawares(
+    token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root says as whom their workers run, or that it shall be root; of sockets it is known."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    told: dict[str, Any] = {"token_file": token_file, "worker_per_principal": True}
+    with pytest.raises(ConfigurationError, match="would run code as root"):
+        check_trust(ServerOptions(listen=LOOPBACK, **told))
+    check_trust(ServerOptions(listen=LOOPBACK, worker_uids=(61000, 61009), **told))
+    check_trust(ServerOptions(listen=LOOPBACK, worker_uids=SAME_USER, **told))
+    check_trust(ServerOptions(**told))
+
+
+def test_only_root_has_workers_of_other_users(
+    token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only where each has one of its own."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    told: dict[str, Any] = {
+        "listen": LOOPBACK,
+        "token_file": token_file,
+        "worker_per_principal": True,
+    }
+    check_trust(ServerOptions(**told))
+    check_trust(ServerOptions(worker_uids=SAME_USER, **told))
+    with pytest.raises(ConfigurationError, match="only root can"):
+        check_trust(ServerOptions(worker_uids=(61000, 61009), **told))
+    with pytest.raises(ConfigurationError, match="--worker-per-principal"):
+        check_trust(ServerOptions(worker_uids=(61000, 61009)))
 
 
 def test_tls_needs_a_token_on_every_address(token_file: str) -> None:

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(_listed(report["quarantined"]))
     else:
         for row in report["released"]:
-            print(f"released {row['name']} {row['fingerprint'][:_SHOWN_DIGITS]}")
+            whose = f" of {row['principal']}" if "principal" in row else ""
+            print(f"released {row['name']} {row['fingerprint'][:_SHOWN_DIGITS]}{whose}")
     if what is not None and not report["released"]:
         print(
             f"jaxd: nothing in quarantine is called {what}. See: jaxd functions --quarantined",
@@ -55,15 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _listed(rows: list[Mapping[str, Any]]) -> str:
     if not rows:
         return "no function is in quarantine"
-    head = ("fingerprint", "function", "workers ended", "how", "last")
+    head = ["fingerprint", "function", "workers ended", "how", "last"]
+    if "principal" in rows[0]:  # where each has a worker of its own
+        head.append("of")
     return table([head, *map(_cells, rows)])
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
         row["fingerprint"][:_SHOWN_DIGITS],
         row["name"],
         str(row["workers_ended"]),
         row["how"],
         ago(row["ago_s"]),
-    )
+        *([row["principal"]] if "principal" in row else []),
+    ]

@@ -48,6 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         return NO_SERVER
     if arguments.json:
         print_json({"server": str(address), **report})
+    elif "workers" in report:
+        for row in report["workers"]:
+            if "refused" not in row:
+                took = duration(row["seconds"])
+                print(f"worker {row['epoch']} of {row['principal']} is ready after {took}")
     elif "refused" not in report:
         print(f"worker {report['epoch']} is ready after {duration(report['seconds'])}")
     if "refused" in report:

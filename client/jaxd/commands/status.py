@@ -90,11 +90,12 @@ def _lines(address: Address, report: Report) -> list[str]:
             f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
             f"{host['restarts']} restarts of the worker"
         )
+    lines += [f"{'worker':<9} {_of_one(row)}" for row in report.get("workers", ())]
     if "calls" in seen:
         lines += _counters(seen)
     lines += _clients(seen)
     lines += [
-        f"{'running':<9} {call['function']} for {duration(call['seconds'])}"
+        f"{'running':<9} {call['function']} for {duration(call['seconds'])}{_whose(call)}"
         for call in seen.get("running", ())
     ]
     lines += [
@@ -120,6 +121,23 @@ def _state(report: Report) -> str:
     if state == "resting":
         return "resting: the device is given back until the next call"
     return state
+
+
+def _of_one(row: Report) -> str:
+    """A worker of a server that has one for each principal."""
+    name = row["principal"].removeprefix("account:")
+    if row["worker_state"] == "resting":
+        return f"{name}: resting until the next call"
+    user = f" as user {row['user']}" if row["user"] else ""
+    seen = row["worker"]
+    told = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
+    told += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
+    return f"{name}: {_state(row)}, {', '.join(told)}"
+
+
+def _whose(call: Report) -> str:
+    """Of whom it is, where several workers are told of."""
+    return f", of {call['principal'].removeprefix('account:')}" if "principal" in call else ""
 
 
 def _counters(seen: Report) -> list[str]:

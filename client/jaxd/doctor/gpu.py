@@ -178,7 +178,9 @@ def _own_process_group(situation: Situation) -> set[str]:
     except OSError:
         status = {}
     host = status.get("host") or {}
-    return {str(number) for number in (host.get("pid"), host.get("worker_pid")) if number}
+    workers = [host, *status.get("workers", ())]
+    numbers = (host.get("pid"), *(worker.get("worker_pid") for worker in workers))
+    return {str(number) for number in numbers if number}
 
 
 def preallocation(situation: Situation) -> Check | None:

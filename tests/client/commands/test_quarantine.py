@@ -62,6 +62,18 @@ def test_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["quarantined"] == [ROW]
 
 
+def test_where_each_has_a_worker_it_is_said_whose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list, and of what is released."""
+    row = {**ROW, "principal": "account:alice"}
+    answer(monkeypatch, quarantined=[row], released=[row])
+    assert main(["functions", "--quarantined"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("  account:alice")
+    assert main(["functions", "--release", "deadly"]) == 0
+    assert capsys.readouterr().out == "released deadly 0123456789ab of account:alice\n"
+
+
 def test_a_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It says what was released."""
     asked = answer(monkeypatch, released=[ROW])

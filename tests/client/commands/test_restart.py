@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.cli import main
+from jaxd.commands import restart
 from tests.server.host_process import HostProcess
 
 StartHost = Callable[..., HostProcess]
@@ -28,6 +29,20 @@ def test_it_returns_when_the_next_worker_is_ready(
     assert capsys.readouterr().out.startswith("worker 2 is ready after ")
     assert main(["restart", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epoch"] == 3
+
+
+def test_of_several_workers_it_says_which_are_new(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that it failed where one was not replaced."""
+    new = {"principal": "account:alice", "epoch": 2, "seconds": 3.0}
+    old = {"principal": "account:bob", "refused": "it holds arrays"}
+    reply = {"workers": [new, old], "refused": "account:bob: it holds arrays"}
+    monkeypatch.setattr(restart, "ask_patiently", lambda path, request: reply)
+    assert main(["restart"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "worker 2 of account:alice is ready after 3.0 s\n"
+    assert "account:bob: it holds arrays." in said.err
 
 
 def test_what_is_refused_is_a_failure(

@@ -123,6 +123,36 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_of_several_workers_each_has_a_line() -> None:
+    """Whose it is, as which user it runs, and what it does."""
+    seen = {"calls": 1200, "values": 3, "connections": 1}
+    row = {"worker_state": "ready", "worker_pid": 8, "restarts": 0, "user": None, "worker": seen}
+    report = {
+        "host": {"pid": 7, "uptime_s": 60.0, "restarts": 1},
+        "worker": {"running": [{"function": "f", "seconds": 2.0, "principal": "account:bob"}]},
+        "worker_state": "ready",
+        "workers": [
+            {**row, "principal": "account:alice", "user": "61000"},
+            {**row, "principal": "account:bob", "worker_state": "resting"},
+            {
+                **row,
+                "principal": "uid:7",
+                "worker_state": "stuck",
+                "worker": {},
+                "worker_silent_s": 34.0,
+                "worker_process": "sleeping",
+            },
+        ],
+    }
+    first, second, third, running = status._lines(Address.unix("/s"), report)[3:]
+    told = "process 8 as user 61000, 0 restarts, 1,200 calls, 3 values, 1 connections"
+    assert first == f"worker    alice: ready, {told}"
+    assert second == "worker    bob: resting until the next call"
+    silent = "stuck: no word from the worker for 34.0 s; its process is sleeping"
+    assert third.startswith(f"worker    uid:7: {silent}, process 8, 0 restarts, 0 calls")
+    assert running == "running   f for 2.0 s, of bob"
+
+
 @pytest.mark.parametrize(
     ("principals", "line"),
     [

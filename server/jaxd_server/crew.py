@@ -1,0 +1,296 @@
+"""A worker for each principal, and the door that leads clients to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
+from jaxd_server.crew_report import crew_report, printable
+from jaxd_server.listeners import Listener, listening_on
+from jaxd_server.logs import log_event
+from jaxd_server.options import ServerOptions
+from jaxd_server.post import Post
+from jaxd_server.tenant import Tenant
+from jaxd_server.tenants import Tenants
+from jaxd_server.worker_process import WorkerProcess
+
+__all__ = ["DOOR_COMMAND", "Crew"]
+
+DOOR_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.door")
+
+_RETRY_AFTER_S: Final = 5.0
+_FAILED_S: Final = 10.0
+"""So long after its worker could not be started a principal is told why, and none is tried."""
+
+_ONE_USER: Final = (
+    "all workers run as one user of this machine, so code in one can read the files and the memory "
+    "of another: they are kept apart against accidents, not against each other. Start the server "
+    "as root, with --worker-uids, to have a user for each."
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where one principal's worker is to be found.
+
+    Attributes:
+        tenant: whose it is.
+        token: the digest of what its account has proved itself with; None: it needs none.
+        post: keeps the worker.
+        listener: where the door hands clients over; the same from one worker to the next.
+        closing: closes the listener.
+        task: the post's work.
+    """
+
+    tenant: Tenant
+    token: str | None
+    post: Post
+    listener: Listener
+    closing: ExitStack
+    task: asyncio.Task[int] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no process, and nobody has asked for one."""
+        sock = self.listener.socket
+        if not self.post.is_resting or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return not poll.poll(0)
+
+
+class Crew:
+    """What a host has in place of one `Post`. Belongs to the thread of the event loop.
+
+    Args:
+        options: what the server was told.
+        worker_command: what is started as worker; it gets one JSON argument.
+        door_command: the same for the door.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        worker_command: Sequence[str],
+        door_command: Sequence[str] = DOOR_COMMAND,
+    ) -> None:
+        self._options = options
+        self._worker_command = worker_command
+        door_options = replace(
+            options,
+            standby=False,
+            recycle_after_calls=0,
+            recycle_after_s=0.0,
+            recycle_above_bytes=0,
+        )
+        self._door = Post(door_options, door_command, hear=self._hear, what="door")
+        self._tenants: Tenants | None = None
+        self._folder = ""
+        self._places: dict[str, _Place] = {}
+        self._leaving: set[_Place] = set()
+        self._failed: dict[str, tuple[float, str]] = {}
+        self._forced = False
+
+    async def run(self, listeners: Sequence[Listener], control: str) -> int:
+        """Lets clients in and has workers for them until `stop`; returns the exit code.
+
+        Args:
+            listeners: what the door listens on.
+            control: the path of the control socket, beside which the workers' own are.
+
+        Raises:
+            ConfigurationError: when a folder for the workers cannot be made.
+            ServerStartFailed: when the door cannot be opened.
+        """
+        self._tenants = Tenants(self._options)
+        self._folder = control.removesuffix(".control") + ".workers"
+        if self._tenants.share_user:
+            log_event("workers_share_user", level=logging.WARNING, reason=_ONE_USER)
+        try:
+            code = await self._door.run(listeners)
+        finally:
+            for place in self._places.values():
+                place.post.stop(now=not self._door.is_stopping or self._forced)
+            tasks = [one.task for one in (*self._places.values(), *self._leaving) if one.task]
+            codes = await asyncio.gather(*tasks)
+            with suppress(OSError):  # it was never made
+                os.rmdir(self._folder)
+        return max(code, *codes, 0)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._door.is_stopping
+
+    def processes(self) -> list[WorkerProcess]:
+        """The door and all workers that there are, in whatever state."""
+        posts = [self._door, *(one.post for one in (*self._places.values(), *self._leaving))]
+        return [process for post in posts for process in post.processes()]
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begins to stop: finishes running calls first, or kills the workers `now`."""
+        self._forced = self._forced or now
+        self._door.stop(now=now)
+        for place in self._places.values():
+            place.post.stop(now=now)
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Replaces all workers that there are, one after the other.
+
+        Args:
+            force: also when arrays of clients are lost.
+
+        Returns:
+            `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
+            under `refused`, which is also said of all.
+        """
+        rows: list[dict[str, Any]] = []
+        for principal, place in list(self._places.items()):
+            if not place.post.is_resting:
+                rows.append({"principal": principal, **await place.post.restart(force=force)})
+        if not rows:
+            return {"refused": "there is no worker at work now. See jaxd status."}
+        refused = [f"{row['principal']}: {row['refused']}" for row in rows if "refused" in row]
+        return {"workers": rows, **({"refused": "; ".join(refused)} if refused else {})}
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, each with whose worker does not."""
+        return [
+            {**row, "name": printable(row["name"]), "principal": principal}
+            for principal, place in self._places.items()
+            for row in place.post.quarantined()
+        ]
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again, by name or fingerprint, for everybody; their rows."""
+        return [
+            {**row, "name": printable(row["name"]), "principal": principal}
+            for principal, place in self._places.items()
+            for row in place.post.release(what)
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """What there is to be said of all workers, for the host's part of a status."""
+        rows = [place.post.describe() for place in self._places.values()]
+        door = self._door.describe()
+        return {
+            "epoch": door["epoch"],
+            "worker_pid": None,
+            "door_pid": door["worker_pid"],
+            "restarts": sum(row["restarts"] for row in rows),
+            "quarantined": sum(row["quarantined"] for row in rows),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """What all workers do together, and each by itself."""
+        places = list(self._places.values())
+        door, *told = await asyncio.gather(
+            self._door.status(), *(place.post.status() for place in places)
+        )
+        return crew_report(
+            door,
+            [place.tenant for place in places],
+            [{**place.post.describe(), **each} for place, each in zip(places, told, strict=True)],
+        )
+
+    async def idle_s(self) -> float:
+        """Seconds without connection and call of anybody; 0 when a worker does not say so now."""
+        posts = [self._door, *(place.post for place in self._places.values())]
+        return min(await asyncio.gather(*(post.idle_s() for post in posts)))
+
+    # what the door asks ---------------------------------------------------------------------------
+
+    def _hear(self, door: WorkerProcess, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"event": "wanted", "id": int(number), "principal": str(who), "token": token}:
+                door.tell({"ask": "come", "id": number, **self._place_for(who, token)})
+            case {"event": "accounts", "valid": dict(valid)}:
+                for place in list(self._places.values()):
+                    if place.token not in (None, valid.get(place.tenant.principal)):
+                        self._dismiss(place)
+
+    def _place_for(self, principal: str, token: str | None) -> dict[str, Any]:
+        """Where the door finds the worker of a principal, or why it does not."""
+        if self.is_stopping:
+            return {"refused": "the server is stopping. Connect again when it is back."}
+        failed_at, why = self._failed.get(principal, (-_FAILED_S, ""))
+        if time.monotonic() - failed_at < _FAILED_S:
+            return {"refused": why}
+        place = self._places.get(principal)
+        if place is not None and place.token != token:
+            self._dismiss(place)
+            place = None
+        try:
+            if place is None or place.is_free:
+                self._check_room()
+            place = place or self._made(principal, token)
+        except Busy as error:
+            return {"busy": str(error), "retry_after_s": error.retry_after_s}
+        except JaxdError as error:
+            log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
+            return {"refused": str(error)}
+        return {"path": place.listener.address.path}
+
+    def _check_room(self) -> None:
+        """Raises `Busy` when there are as many workers as there may be."""
+        limit = self._options.max_workers
+        if sum(not place.is_free for place in self._places.values()) >= limit:
+            raise Busy(
+                f"{limit} workers are here, which is as many as this server has at a time "
+                "(--max-workers). One that is not called for a while makes room; connect later.",
+                _RETRY_AFTER_S,
+            )
+
+    def _made(self, principal: str, token: str | None) -> _Place:
+        assert self._tenants is not None
+        tenant = self._tenants.of(principal)
+        name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
+        with ExitStack() as stack:
+            (listener,) = stack.enter_context(
+                listening_on([Address.unix(f"{self._folder}/{name}.sock")])
+            )
+            post = Post(tenant.options(self._options), self._worker_command, tenant)
+            place = _Place(tenant, token, post, listener, stack.pop_all())
+        self._places[principal] = place
+        place.task = asyncio.create_task(self._keep(place))
+        return place
+
+    async def _keep(self, place: _Place) -> int:
+        """Has a post do its work; what it was there for is let go of when that is over."""
+        principal = place.tenant.principal
+        try:
+            return await place.post.run([place.listener])
+        except ServerStartFailed as error:
+            self._failed[principal] = time.monotonic(), str(error)
+            log_event(
+                "worker_given_up", level=logging.WARNING, principal=principal, reason=str(error)
+            )
+            return 0
+        finally:
+            place.closing.close()
+            self._leaving.discard(place)
+            if self._places.get(principal) is place:
+                del self._places[principal]
+
+    def _dismiss(self, place: _Place) -> None:
+        """Ends the worker of an account that was taken away, or has another token now."""
+        principal = place.tenant.principal
+        log_event("worker_dismissed", level=logging.WARNING, principal=principal)
+        del self._places[principal]
+        self._leaving.add(place)
+        place.closing.close()  # who waits there is sent away
+        place.post.stop(now=True)
+        assert self._tenants is not None
+        self._tenants.end_processes(place.tenant)

@@ -1,0 +1,259 @@
+"""The process at the door, where each principal has a worker of its own: lets in, hands over.
+
+It imports no jax and runs nothing of a client's. Started by the host as a worker is, with one JSON
+argument; when it dies the host starts another one, and the workers do not notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, Final
+
+from jaxd_protocol.accounts import Account
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
+from jaxd_protocol.handshake import refuse
+from jaxd_server import logs
+from jaxd_server.accounts import Accounts
+from jaxd_server.doorman import Admitted, Doorman, wrong_tokens
+from jaxd_server.handover import hand_over
+from jaxd_server.invitation import tls_context
+from jaxd_server.logs import log_event
+from jaxd_server.memory import allow_files
+from jaxd_server.options import ServerOptions
+from jaxd_server.parent_death import die_with_the_parent
+from jaxd_server.reception import Reception
+from jaxd_server.tether import Tether
+from jaxd_server.tls_relay import relay
+from jaxd_server.visitors import Visitors
+
+__all__ = ["Door", "Gate", "main"]
+
+_LOOK_S: Final = 0.5
+_DECISION_S: Final = 30.0
+"""The host has much to do only when it starts a process."""
+
+
+def main() -> None:
+    """Lets clients in until the host says that there are to be no more, or dies."""
+    argument = json.loads(sys.argv[1])
+    options = ServerOptions.from_json(argument["options"])
+    logs.configure(options.log_format, "door")
+    die_with_the_parent()
+    allow_files(2 * options.max_connections)  # of a relayed client, one for either side
+    door = Door(options)
+    tether = Tether(
+        socket.socket(fileno=argument["tether_fd"]),
+        door.status,
+        door.stopping.set,
+        lambda: os._exit(1),
+        door.obey,
+    )
+    door.open(tether, argument["listeners"])
+    tether.tell({"event": "ready"})
+    door.watch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Door:
+    """All gates of a server, and what they ask the host.
+
+    Args:
+        options: what the server was told.
+
+    Attributes:
+        stopping: set when nobody else is to be let in.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.stopping = threading.Event()
+        self._options = options
+        self._accounts = Accounts(options)
+        self._visitors = Visitors(self._accounts)
+        self._tether: Tether | None = None
+        self._gates: list[Gate] = []
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[Mapping[str, Any]]] = {}
+        self._relayed: Counter[str] = Counter()
+        self._told: dict[str, str] | None = None  # what the host takes the tokens to be
+        self._lock = threading.Lock()  # guards the three
+        self._busy_at = time.monotonic()
+
+    def open(self, tether: Tether, listeners: list[dict[str, Any]]) -> None:
+        """Lets clients in from now on."""
+        self._tether = tether
+        self._tell_of_accounts()
+        options, failures, context = self._options, wrong_tokens(), tls_context(self._options)
+        versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+        for listener in listeners:
+            address = Address.parse(listener["address"])
+            doorman = Doorman(
+                address,
+                self._accounts.now,
+                os.getuid(),
+                options.allow_unauthenticated_loopback,
+                versions,
+                guests=options.allow_uids,
+                tls=context if address.kind == "tls" else None,
+                failures=failures,
+            )
+            gate = Gate(socket.socket(fileno=listener["fd"]), address, doorman, self)
+            gate.start_in_thread()
+            self._gates.append(gate)
+
+    def watch(self) -> None:
+        """Looks whether anybody has lost the right to be here; returns when all have gone."""
+        while not self.stopping.wait(_LOOK_S):
+            self._visitors.look()
+            self._tell_of_accounts()
+        for gate in self._gates:
+            gate.close()
+        while self._relayed.total():  # workers finish what they do
+            time.sleep(_LOOK_S / 10)
+
+    def status(self) -> dict[str, Any]:
+        """For the host."""
+        relayed = self._relayed.total()
+        idle_s = 0.0 if relayed else time.monotonic() - self._busy_at
+        return {"running_calls": relayed, "connections": relayed, "idle_s": idle_s}
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Takes the host's answer to a question."""
+        with self._lock:
+            waiting = self._asked.pop(order.get("id", 0), None)
+        if waiting is not None:
+            waiting.set_result(order)
+
+    def place_for(self, admitted: Admitted) -> str:
+        """Where the worker of a client listens; the host starts it if need be.
+
+        Raises:
+            Busy: when there are as many workers as there may be.
+            NoServer: when it cannot be started.
+            AuthenticationFailed: when the client's account was taken away meanwhile.
+        """
+        self._busy_at = time.monotonic()
+        account = admitted.account
+        token = None if account is None else _digest(account)
+        with self._lock:
+            if self._told is not None and token is not None:
+                self._told[admitted.principal] = token
+        found = self._ask({"event": "wanted", "principal": admitted.principal, "token": token})
+        if account is not None and not self._accounts.may_stay(account):
+            self._tell_of_accounts(again=True)  # the host may have started a worker for it
+            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+        match found:
+            case {"path": str(path)}:
+                return path
+            case {"busy": str(text), "retry_after_s": float(seconds)}:
+                raise Busy(text, seconds)
+        raise NoServer(str(found.get("refused", "the server does not say where to go.")))
+
+    @contextmanager
+    def relaying(self, principal: str) -> Iterator[None]:
+        """Counts a client whose words are passed on here.
+
+        Raises:
+            Busy: when one principal has as many as it may, of those that there may be.
+        """
+        limit = max(1, int(self._options.max_connections * self._options.call_share))
+        with self._lock:
+            if self._relayed[principal] >= limit:
+                raise Busy(
+                    f"{limit} clients of yours are connected over TLS, which is your share of "
+                    "--max-connections. Close some, or connect later."
+                )
+            self._relayed[principal] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._relayed[principal] -= 1
+                if not self._relayed[principal]:
+                    del self._relayed[principal]
+            self._busy_at = time.monotonic()
+
+    @property
+    def visitors(self) -> Visitors:
+        """Those who came in with an account and are still here."""
+        return self._visitors
+
+    @property
+    def most_clients(self) -> int:
+        """That may be here at the same time."""
+        return self._options.max_connections
+
+    def _ask(self, question: dict[str, Any]) -> Mapping[str, Any]:
+        assert self._tether is not None
+        answer: Future[Mapping[str, Any]] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._asked[number] = answer
+        self._tether.tell({**question, "id": number})
+        try:
+            return answer.result(_DECISION_S)
+        except TimeoutError as error:
+            raise NoServer("the server's host does not answer. See its log.") from error
+        finally:
+            with self._lock:
+                self._asked.pop(number, None)
+
+    def _tell_of_accounts(self, *, again: bool = False) -> None:
+        """Tells the host whose workers may stay: those whose token is as it was."""
+        assert self._tether is not None
+        now = {account.principal: _digest(account) for account in self._accounts.now()}
+        with self._lock:
+            is_known = now == self._told
+            self._told = dict(now)
+        if again or not is_known:
+            self._tether.tell({"event": "accounts", "valid": now})
+
+
+def _digest(account: Account) -> str:
+    """What tells one token of an account from another."""
+    return hashlib.sha256(account.token.encode()).hexdigest()
+
+
+class Gate(Reception):
+    """Where the clients of one listener come in, and are handed over to their workers."""
+
+    def __init__(
+        self, listener: socket.socket, address: Address, doorman: Doorman, door: Door
+    ) -> None:
+        super().__init__(listener, address, doorman, door.most_clients, door.visitors)
+        self._door = door
+
+    def _serve_client(self, admitted: Admitted) -> None:
+        line = admitted.line
+        try:
+            path = self._door.place_for(admitted)
+            if isinstance(line, socket.socket):
+                hand_over(path, admitted).close()
+                return
+            with self._door.relaying(admitted.principal), hand_over(path, admitted) as worker:
+                relay(line, worker)
+        except JaxdError as error:
+            if admitted.guest is not None:
+                refuse(line, error)
+            raise
+        except OSError as error:
+            log_event("worker_not_reached", principal=admitted.principal, reason=str(error))
+            raise
+
+
+if __name__ == "__main__":
+    main()

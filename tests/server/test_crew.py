@@ -1,0 +1,318 @@
+"""A host with a door and fake workers: who gets which, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxd_protocol.accounts import add_account, remove_account
+from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import AuthenticationFailed, Busy, ConfigurationError, NoServer
+from jaxd_protocol.handshake import greet_server
+from tests.server.host_process import HostProcess, ask
+from tests.server.staging import until
+
+StartHost = Callable[..., HostProcess]
+
+PATIENCE_S = 30.0
+
+
+class House(NamedTuple):
+    """A running server, and the people who may come.
+
+    Attributes:
+        host: its process.
+        unix: the path of its socket.
+        tcp: where it listens for those with tokens.
+        control: its control socket.
+        tokens: by name.
+        folder: with the files of the tokens.
+    """
+
+    host: HostProcess
+    unix: str
+    tcp: tuple[str, int]
+    control: str
+    tokens: dict[str, str]
+    folder: str
+
+    def come(self, name: str | None = None) -> tuple[socket.socket, dict[str, Any]]:
+        """A connection, over TCP with the token of a name, and what it was welcomed with."""
+        if name is None:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(PATIENCE_S)
+            sock.connect(self.unix)
+        else:
+            sock = socket.create_connection(self.tcp, PATIENCE_S)
+        try:
+            return sock, greet_server(sock, {}, self.tokens.get(name or ""), None)
+        except BaseException:
+            sock.close()
+            raise
+
+    def visit(self, name: str | None = None) -> dict[str, Any]:
+        """As `come`; the connection is closed again."""
+        sock, welcome = self.come(name)
+        sock.close()
+        return welcome
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """What the status says of each worker."""
+        return {row["principal"]: row for row in self.status()["workers"]}
+
+    def status(self) -> dict[str, Any]:
+        """What the control socket says."""
+        return ask(self.control, ask="status")
+
+
+def opened(host: HostProcess, unix: str, folder: str) -> House:
+    """A server that lets clients in."""
+    host.wait_for("listening")
+    listening = host.wait_for("listening")
+    host.wait_for("door_ready")
+    address = Address.parse(listening["address"])
+    tokens = {name: add_account(name, folder, replace=True)[1] for name in ("alice", "bob")}
+    return House(host, unix, (address.host, address.port), listening["control"], tokens, folder)
+
+
+def words(folder: Path) -> tuple[str, ...]:
+    """The command line of a server with its files in a folder."""
+    return (
+        *("--worker-per-principal", "--worker-uids", "none", "--cache-dir", "none"),
+        *("--token-dir", f"{folder}/tokens", "--control", f"{folder}/s.sock.control"),
+        *("--listen", f"unix://{folder}/s.sock", "--listen", "tcp://127.0.0.1:0"),
+    )
+
+
+@pytest.fixture
+def start(start_host: StartHost, runtime: Path) -> Callable[..., House]:
+    """Starts a server with a worker for each, for Alice, Bob and the user of this process."""
+
+    def start(*arguments: str, **environment: str) -> House:
+        add_account("nobody", f"{runtime}/tokens", replace=True)  # without any it does not start
+        host = start_host(*words(runtime), *arguments, **environment)
+        return opened(host, f"{runtime}/s.sock", f"{runtime}/tokens")
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def common() -> Iterator[House]:
+    """One for all tests that come under names of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    add_account("nobody", f"{folder}/tokens")
+    host = HostProcess(*words(folder), "--max-workers", "100")
+    yield opened(host, f"{folder}/s.sock", f"{folder}/tokens")
+    host.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def house(common: House) -> Iterator[House]:
+    """The common server, with new tokens for Alice and Bob, who have no workers yet."""
+    names = ("alice", "bob")
+    tokens = {name: add_account(name, common.folder, replace=True)[1] for name in names}
+    yield common._replace(tokens=tokens)
+    for name in names:
+        with suppress(ConfigurationError):
+            remove_account(name, common.folder)
+    until(lambda: not {"account:alice", "account:bob"} & set(common.rows()))
+
+
+def test_each_principal_has_a_worker_of_its_own(house: House) -> None:
+    """Who comes again comes to the same one, over whatever address."""
+    mine, alices, bobs = house.visit(), house.visit("alice"), house.visit("bob")
+    me = f"uid:{os.getuid()}"
+    who = [welcome["principal"] for welcome in (mine, alices, bobs)]
+    assert who == [me, "account:alice", "account:bob"]
+    assert len({welcome["pid"] for welcome in (mine, alices, bobs)}) == 3
+    assert house.visit("alice")["pid"] == alices["pid"]
+    rows = house.rows()
+    assert [rows[name]["worker_pid"] for name in who] == [
+        welcome["pid"] for welcome in (mine, alices, bobs)
+    ]
+    assert rows["account:alice"]["worker"]["calls"] == 2
+    assert house.status()["worker"]["calls"] == sum(row["worker"]["calls"] for row in rows.values())
+    assert house.status()["worker_state"] == "ready"
+
+
+def test_two_who_come_first_at_once_wait_for_two_workers(house: House) -> None:
+    """Neither waits for the other, and of two that are the same one worker is started."""
+    found = list[tuple[str, int]]()
+
+    def visit(name: str) -> None:
+        found.append((name, house.visit(name)["pid"]))
+
+    threads = [threading.Thread(target=visit, args=(name,)) for name in ("alice", "bob") * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(found) == 4
+    assert len(set(found)) == 2
+
+
+def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., House]) -> None:
+    """Who comes then is told to come again, and those who are here go on."""
+    house = start("--max-workers", "1")
+    alices = house.visit("alice")
+    with pytest.raises(Busy, match="--max-workers") as refusal:
+        house.visit("bob")
+    assert refusal.value.retry_after_s == 5.0
+    assert house.visit("alice")["pid"] == alices["pid"]
+
+
+def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., House]) -> None:
+    """Its principal finds the next one; meanwhile another can have a worker."""
+    house = start("--max-workers", "1", FAKE_WORKER="resting")
+    first = house.visit("alice")
+    until(lambda: house.status()["workers"][0]["worker_state"] == "resting")
+    house.visit("bob")
+    until(lambda: house.status()["workers"][1]["worker_state"] == "resting")
+    again = house.visit("alice")
+    assert (first["epoch"], again["epoch"]) == (1, 2)
+    with pytest.raises(Busy):
+        house.visit("bob")  # the second one of Alice does not rest
+
+
+def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: House) -> None:
+    """Its clients see their connections end, and nobody else's do."""
+    (alice, alices), (bob, bobs) = house.come("alice"), house.come("bob")
+    with closing(alice), closing(bob):
+        os.kill(alices["pid"], signal.SIGKILL)
+        assert alice.recv(1) == b""
+        again = house.visit("alice")
+        assert again["epoch"] == 2
+        assert house.visit("bob")["pid"] == bobs["pid"]
+        bob.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            bob.recv(1)
+
+
+def test_the_door_can_be_killed(house: House) -> None:
+    """Another one opens; workers and connections in plain text do not notice."""
+    bob, bobs = house.come("bob")
+    with closing(bob):
+        door = house.status()["host"]["door_pid"]
+        os.kill(door, signal.SIGKILL)
+        assert house.visit("bob")["pid"] == bobs["pid"]
+        bob.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            bob.recv(1)
+        assert house.status()["host"]["door_pid"] != door
+        assert house.rows()["account:bob"]["worker"]["calls"] == 2
+
+
+def test_a_token_that_is_taken_away_ends_its_worker(house: House) -> None:
+    """And nobody else's."""
+    (alice, alices), bobs = house.come("alice"), house.visit("bob")
+    with closing(alice):
+        remove_account("alice", house.folder)
+        assert alice.recv(1) == b""
+    until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
+    with pytest.raises(AuthenticationFailed):
+        house.visit("alice")
+    assert house.visit("bob")["pid"] == bobs["pid"]
+
+
+def test_another_token_of_the_same_name_ends_the_worker(house: House) -> None:
+    """What runs there was begun by whoever held the old one."""
+    before = house.visit("alice")
+    token = add_account("alice", house.folder, replace=True)[1]
+    until(lambda: not os.path.exists(f"/proc/{before['pid']}"))
+    after = house._replace(tokens={"alice": token}).visit("alice")
+    assert after["pid"] != before["pid"]
+    assert after["epoch"] == 1
+
+
+def test_a_token_taken_away_while_there_is_no_door_counts(house: House) -> None:
+    """The next door is told who there was."""
+    alices = house.visit("alice")
+    door = house.status()["host"]["door_pid"]
+    os.kill(door, signal.SIGSTOP)
+    remove_account("alice", house.folder)
+    os.kill(door, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
+
+
+def test_all_workers_are_restarted(house: House) -> None:
+    """Each by the next one of its principal; a restart is refused where one is needed."""
+    before = [house.visit("alice"), house.visit("bob")]
+    outcome = ask(house.control, ask="restart")
+    epochs = {row["principal"]: row["epoch"] for row in outcome["workers"]}
+    assert (epochs["account:alice"], epochs["account:bob"]) == (2, 2)
+    after = [house.visit("alice"), house.visit("bob")]
+    assert [one["epoch"] for one in after] == [2, 2]
+    assert not {one["pid"] for one in before} & {one["pid"] for one in after}
+
+
+def test_a_restart_says_whose_worker_is_needed(start: Callable[..., House]) -> None:
+    """And without a worker there is nothing to restart."""
+    house = start(FAKE_WORKER="needed")
+    assert "no worker at work" in ask(house.control, ask="restart")["refused"]
+    house.visit("alice")
+    assert ask(house.control, ask="restart")["refused"] == (
+        "account:alice: it holds arrays of uid:7"
+    )
+
+
+def test_who_has_no_worker_because_it_cannot_start_is_told_why(
+    start: Callable[..., House],
+) -> None:
+    """The server goes on."""
+    house = start(FAKE_WORKER="fail")
+    with pytest.raises((EOFError, OSError)):
+        house.visit("alice")
+    house.host.wait_for("worker_given_up")
+    with pytest.raises(NoServer, match="cannot open shared object file"):
+        house.visit("alice")
+    assert house.status()["workers"] == []
+
+
+def test_a_stop_leaves_no_process_and_no_file(start: Callable[..., House], runtime: Path) -> None:
+    """Also none that waits for nobody."""
+    house = start()
+    pids = [house.visit(name)["pid"] for name in (None, "alice", "bob")]
+    pids.append(house.status()["host"]["door_pid"])
+    assert len(list((runtime / "s.sock.workers").iterdir())) == 3
+    house.host.signal(signal.SIGTERM)
+    code, _ = house.host.wait()
+    assert code == 0
+    assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
+    assert [path for path in runtime.rglob("*") if path.is_socket()] == []
+    assert not (runtime / "s.sock.workers").exists()
+
+
+def test_a_host_that_is_killed_leaves_no_process(start: Callable[..., House]) -> None:
+    """And the next one opens where it was."""
+    house = start()
+    pids = [house.visit("alice")["pid"], house.status()["host"]["door_pid"]]
+    house.host.signal(signal.SIGKILL)
+    house.host.process.wait()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    assert start().visit("alice")["epoch"] == 1
+
+
+def test_without_users_of_their_own_it_says_what_that_means(house: House) -> None:
+    """In the log, at its start."""
+    (line,) = [one for one in house.host.said if '"workers_share_user"' in one]
+    assert "against accidents, not against each other" in line
+
+
+def test_a_stop_at_once_kills_all(start: Callable[..., House]) -> None:
+    """Whatever runs."""
+    house = start(FAKE_WORKER="busy")
+    house.visit("alice")
+    assert ask(house.control, ask="stop", now=True) == {"stopping": True}
+    code, _ = house.host.wait()
+    assert code == 1
