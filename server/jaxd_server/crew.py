@@ -17,7 +17,7 @@ from typing import Any, Final
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.crew_report import crew_report, printable
-from jaxd_server.listeners import Listener, listening_on
+from jaxd_server.listeners import Listener, check_length, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.post import Post
@@ -116,6 +116,7 @@ class Crew:
         """
         self._tenants = Tenants(self._options)
         self._folder = control.removesuffix(".control") + ".workers"
+        check_length(self._path_of("anybody"))
         if self._tenants.share_user:
             log_event("workers_share_user", level=logging.WARNING, reason=_ONE_USER)
         try:
@@ -125,6 +126,7 @@ class Crew:
                 place.post.stop(now=not self._door.is_stopping or self._forced)
             tasks = [one.task for one in (*self._places.values(), *self._leaving) if one.task]
             codes = await asyncio.gather(*tasks)
+            self._tenants.end_all_processes()
             with suppress(OSError):  # it was never made
                 os.rmdir(self._folder)
         return max(code, *codes, 0)
@@ -184,14 +186,9 @@ class Crew:
     def describe(self) -> dict[str, Any]:
         """What there is to be said of all workers, for the host's part of a status."""
         rows = [place.post.describe() for place in self._places.values()]
+        sums = {name: sum(row[name] for row in rows) for name in ("restarts", "quarantined")}
         door = self._door.describe()
-        return {
-            "epoch": door["epoch"],
-            "worker_pid": None,
-            "door_pid": door["worker_pid"],
-            "restarts": sum(row["restarts"] for row in rows),
-            "quarantined": sum(row["quarantined"] for row in rows),
-        }
+        return {**door, "worker_pid": None, "door_pid": door["worker_pid"], **sums}
 
     async def status(self) -> dict[str, Any]:
         """What all workers do together, and each by itself."""
@@ -256,10 +253,9 @@ class Crew:
     def _made(self, principal: str, token: str | None) -> _Place:
         assert self._tenants is not None
         tenant = self._tenants.of(principal)
-        name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
         with ExitStack() as stack:
             (listener,) = stack.enter_context(
-                listening_on([Address.unix(f"{self._folder}/{name}.sock")])
+                listening_on([Address.unix(self._path_of(principal))])
             )
             post = Post(tenant.options(self._options), self._worker_command, tenant)
             place = _Place(tenant, token, post, listener, stack.pop_all())
@@ -267,10 +263,17 @@ class Crew:
         place.task = asyncio.create_task(self._keep(place))
         return place
 
+    def _path_of(self, principal: str) -> str:
+        """The socket at which a principal's clients are handed over."""
+        name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
+        return f"{self._folder}/{name}.sock"
+
     async def _keep(self, place: _Place) -> int:
         """Has a post do its work; what it was there for is let go of when that is over."""
         principal = place.tenant.principal
         try:
+            if place.post.is_stopping:  # it was dismissed before it had begun
+                return 0
             return await place.post.run([place.listener])
         except ServerStartFailed as error:
             self._failed[principal] = time.monotonic(), str(error)

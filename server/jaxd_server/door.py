@@ -27,14 +27,14 @@ from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.handshake import refuse
 from jaxd_server import logs
 from jaxd_server.accounts import Accounts
-from jaxd_server.doorman import Admitted, Doorman, wrong_tokens
+from jaxd_server.doorman import Admitted, Doorman, peer_uid, wrong_tokens
 from jaxd_server.handover import hand_over
 from jaxd_server.invitation import tls_context
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
 from jaxd_server.parent_death import die_with_the_parent
-from jaxd_server.reception import Reception
+from jaxd_server.reception import Admits, Reception
 from jaxd_server.tether import Tether
 from jaxd_server.tls_relay import relay
 from jaxd_server.visitors import Visitors
@@ -88,7 +88,7 @@ class Door:
         self._gates: list[Gate] = []
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Mapping[str, Any]]] = {}
-        self._relayed: Counter[str] = Counter()
+        self._here: Counter[str] = Counter()
         self._told: dict[str, str] | None = None  # what the host takes the tokens to be
         self._lock = threading.Lock()  # guards the three
         self._busy_at = time.monotonic()
@@ -122,14 +122,14 @@ class Door:
             self._tell_of_accounts()
         for gate in self._gates:
             gate.close()
-        while self._relayed.total():  # workers finish what they do
+        while self._here.total():  # workers finish what they do
             time.sleep(_LOOK_S / 10)
 
     def status(self) -> dict[str, Any]:
         """For the host."""
-        relayed = self._relayed.total()
-        idle_s = 0.0 if relayed else time.monotonic() - self._busy_at
-        return {"running_calls": relayed, "connections": relayed, "idle_s": idle_s}
+        here = self._here.total()
+        idle_s = 0.0 if here else time.monotonic() - self._busy_at
+        return {"running_calls": here, "connections": here, "idle_s": idle_s}
 
     def obey(self, order: Mapping[str, Any]) -> None:
         """Takes the host's answer to a question."""
@@ -164,27 +164,27 @@ class Door:
         raise NoServer(str(found.get("refused", "the server does not say where to go.")))
 
     @contextmanager
-    def relaying(self, principal: str) -> Iterator[None]:
-        """Counts a client whose words are passed on here.
+    def attending(self, principal: str) -> Iterator[None]:
+        """Counts a client that keeps the door busy: for a moment, or while its words are passed on.
 
         Raises:
             Busy: when one principal has as many as it may, of those that there may be.
         """
         limit = max(1, int(self._options.max_connections * self._options.call_share))
         with self._lock:
-            if self._relayed[principal] >= limit:
+            if self._here[principal] >= limit:
                 raise Busy(
-                    f"{limit} clients of yours are connected over TLS, which is your share of "
-                    "--max-connections. Close some, or connect later."
+                    f"{limit} clients of yours are coming in, or are here over TLS, which is your "
+                    "share of --max-connections. Close some, or connect later."
                 )
-            self._relayed[principal] += 1
+            self._here[principal] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._relayed[principal] -= 1
-                if not self._relayed[principal]:
-                    del self._relayed[principal]
+                self._here[principal] -= 1
+                if not self._here[principal]:
+                    del self._here[principal]
             self._busy_at = time.monotonic()
 
     @property
@@ -232,20 +232,33 @@ class Gate(Reception):
     """Where the clients of one listener come in, and are handed over to their workers."""
 
     def __init__(
-        self, listener: socket.socket, address: Address, doorman: Doorman, door: Door
+        self, listener: socket.socket, address: Address, doorman: Admits, door: Door
     ) -> None:
-        super().__init__(listener, address, doorman, door.most_clients, door.visitors)
+        super().__init__(listener, address, self, door.most_clients, door.visitors)
+        self._doorman = doorman
         self._door = door
+
+    def admit(self, sock: socket.socket) -> Admitted:
+        """Lets one peer in; of each user, no more than its share may take their time with it.
+
+        Raises:
+            Busy: when there are as many.
+            Exception: as `Doorman.admit`.
+        """
+        uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
+        if uid is None:
+            return self._doorman.admit(sock)  # strangers are few at a time
+        with self._door.attending(f"uid:{uid} comes in"):
+            return self._doorman.admit(sock)
 
     def _serve_client(self, admitted: Admitted) -> None:
         line = admitted.line
         try:
-            path = self._door.place_for(admitted)
-            if isinstance(line, socket.socket):
-                hand_over(path, admitted).close()
-                return
-            with self._door.relaying(admitted.principal), hand_over(path, admitted) as worker:
-                relay(line, worker)
+            with self._door.attending(admitted.principal):
+                path = self._door.place_for(admitted)
+                with hand_over(path, admitted) as worker:
+                    if not isinstance(line, socket.socket):
+                        relay(line, worker)
         except JaxdError as error:
             if admitted.guest is not None:
                 refuse(line, error)

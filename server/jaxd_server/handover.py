@@ -31,10 +31,11 @@ def hand_over(path: str, admitted: Admitted) -> socket.socket:
     left to do but to close both ends here. Else the worker speaks with the client over the line.
 
     Raises:
-        OSError: when no worker listens there.
+        OSError: when no worker listens there, or more wait for it than can.
     """
     data = json.dumps(_message(admitted)).encode()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(GREETING_S)  # a worker need not take anybody in
     try:
         line.connect(path)
         parts = [_LENGTH.pack(len(data)), data]

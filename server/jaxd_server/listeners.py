@@ -16,7 +16,7 @@ from jaxd_protocol.control import somebody_answers
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.paths import private_directory
 
-__all__ = ["Listener", "listening_on"]
+__all__ = ["Listener", "check_length", "listening_on"]
 
 _MAX_PATH_BYTES = 107
 """`sun_path` of unix(7) is 108 bytes with the final zero."""
@@ -65,7 +65,7 @@ def _listener(address: Address, for_others: bool, beside_others: bool) -> Iterat
     if address.kind != "unix":
         opened = _tcp_socket(address)
     else:
-        _check_length(address.path)
+        check_length(address.path)
         directory = os.path.dirname(address.path)
         if for_others or beside_others:
             _check_guarded(directory, entered=for_others)
@@ -98,7 +98,12 @@ def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
             _remove(path, ours)
 
 
-def _check_length(path: str) -> None:
+def check_length(path: str) -> None:
+    """Refuses a path that no Unix socket can have.
+
+    Raises:
+        CannotListen: when it is too long.
+    """
     length = len(os.fsencode(path))
     if length > _MAX_PATH_BYTES:
         raise CannotListen(

@@ -7,7 +7,8 @@ import json
 import os
 import pwd
 import re
-import signal
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +24,11 @@ _FOLDER: Final = "principals"
 _TABLE: Final = "users.json"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
 """Where root's server keeps what others own: nobody else can enter root's home."""
+
+_END_ALL: Final = "import os; os.getuid() and os.kill(-1, 9)"
+"""In a process of the user's: all that it may end, at once, however fast they make others."""
+
+_END_S: Final = 10.0
 
 _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534
@@ -45,6 +51,7 @@ class Tenants:
         self._uids = options.worker_uids if self._is_root else None
         self._root = self._made(options)
         self._assigned = self._load()
+        self._here: dict[str, Tenant] = {}
 
     def of(self, principal: str) -> Tenant:
         """Whose folder and user are whose; makes the folder.
@@ -60,7 +67,8 @@ class Tenants:
             user = User(user.uid, user.gid, user.groups, user.name, home)
         if self._root is not None:
             _make_own(folder, user)
-        return Tenant(principal, folder, user)
+        tenant = self._here[principal] = Tenant(principal, folder, user)
+        return tenant
 
     def end_processes(self, tenant: Tenant) -> None:
         """Kills what runs as the user of a tenant, where that is nobody else's.
@@ -71,10 +79,20 @@ class Tenants:
         user = tenant.user
         if user is None or self._assigned.get(tenant.principal) != user.uid:
             return
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            if _owner(pid) == user.uid:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with suppress(OSError, subprocess.SubprocessError):  # it cannot have run anything either
+            subprocess.run(  # noqa: S603  our own interpreter
+                [sys.executable, "-I", "-S", "-c", _END_ALL],
+                check=False,
+                timeout=_END_S,
+                **tenant.process(),
+            )
+
+    def end_all_processes(self) -> None:
+        """As `end_processes`, of all who were here and have any."""
+        users = _users_of_processes()
+        for tenant in self._here.values():
+            if tenant.user is not None and tenant.user.uid in users:
+                self.end_processes(tenant)
 
     def _user_of(self, principal: str) -> User | None:
         if not self._is_root:
@@ -86,6 +104,11 @@ class Tenants:
 
     def _number_of(self, principal: str, uids: tuple[int, int]) -> int:
         known = self._assigned.get(principal)
+        if known is not None and not uids[0] <= known <= uids[1]:
+            raise ConfigurationError(
+                f"{principal} is user {known} here, which is not among --worker-uids. Whoever runs "
+                f"the server can give it the numbers that it had, or remove {self._root}."
+            )
         if known is not None:
             return known
         taken = set(self._assigned.values())
@@ -131,11 +154,10 @@ class Tenants:
     def _load(self) -> dict[str, int]:
         if self._root is None or self._uids is None:
             return {}
-        first, last = self._uids
         try:
             with open(f"{self._root}/{_TABLE}", encoding="utf-8") as file:
                 found = json.load(file)
-            return {str(who): uid for who, uid in found.items() if first <= uid <= last}
+            return {str(who): int(uid) for who, uid in found.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -180,7 +202,11 @@ def _make_own(folder: str, user: User | None) -> None:
             "--cache-dir."
         ) from error
     owner = os.lstat(folder).st_uid
-    if user is not None and owner != user.uid:  # its worker keeps nothing then, and says so
+    if user is None or owner == user.uid:
+        return
+    if owner == os.geteuid() and not os.listdir(folder):  # we ended before it was given away
+        os.chown(folder, user.uid, user.gid, follow_symlinks=False)
+    else:  # its worker keeps nothing then, and says so
         log_event("cache_of_another_user", folder=folder, owner=owner, user=user.uid)
 
 
@@ -218,8 +244,9 @@ def _has_name(uid: int) -> bool:
     return True
 
 
-def _owner(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
+def _users_of_processes() -> set[int]:
+    users = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended meanwhile
+            users.add(os.stat(f"/proc/{name}").st_uid)
+    return users

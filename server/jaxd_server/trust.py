@@ -55,6 +55,12 @@ def _check_separation(options: ServerOptions) -> None:
             "only root can start workers of other users. Leave out --worker-uids, or start the "
             "server as root."
         )
+    first, last = options.worker_uids or SAME_USER
+    if any(first <= uid <= last for uid in options.allow_uids if uid):
+        raise ConfigurationError(
+            "--worker-uids are for numbers that are nobody's, and --allow-uid names one of them. "
+            "Choose others."
+        )
     takes_tokens = any(address.needs_token for address in options.listen)
     if is_root and takes_tokens and options.worker_uids is None:
         raise ConfigurationError(

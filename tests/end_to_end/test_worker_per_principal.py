@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from jaxd import Client, connect, errors
 from jaxd.control_client import ask
 from jaxd_protocol.accounts import add_account, remove_account
 from tests.live_server import ROOT, LiveServer, source_environment
+from tests.server.staging import until
 
 pytestmark = pytest.mark.own_server
 
@@ -342,12 +343,33 @@ def _ids(pid: int) -> tuple[set[int], set[int], set[int]]:
     return uids, gids, groups
 
 
+def leaves_a_process_behind(x: Any) -> Any:
+    """Which is in no group of the worker's."""
+    os.posix_spawn("/bin/sleep", ["sleep", "600"], {}, setsid=True)
+    return x
+
+
+def _processes_of(uid: int) -> list[str]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                found.append(Path(f"/proc/{name}/cmdline").read_text())
+    return found
+
+
 def test_a_revoked_account_loses_its_worker_at_once(house: House) -> None:
-    """With all that is in it; the others go on."""
+    """With all that is in it, and what it has started; the others go on."""
+    if IS_APART:
+        house.alice.persistent_call(leaves_a_process_behind)(X)
     pid, bobs = pid_of(house.alice), house.bob.info()
+    uid = os.stat(f"/proc/{pid}").st_uid
+    assert not IS_APART or "sleep" in str(_processes_of(uid))
     remove_account("alice", house.tokens)
     house.server.wait_for("worker_exited", pid=pid)
     assert not os.path.exists(f"/proc/{pid}")
+    if IS_APART:
+        until(lambda: _processes_of(uid) == [])
     with pytest.raises(errors.AuthenticationFailed):
         house.alice.persistent_call(double)(X)
     assert house.bob.info() == bobs

@@ -185,6 +185,35 @@ def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., Hous
         house.visit("bob")  # the second one of Alice does not rest
 
 
+def test_a_token_of_one_whose_worker_rests_can_be_taken_away(
+    start: Callable[..., House],
+) -> None:
+    """There is nothing to end then, and nothing that comes back."""
+    house = start(FAKE_WORKER="resting")
+    house.visit("alice")
+    until(lambda: house.rows()["account:alice"]["worker_state"] == "resting")
+    remove_account("alice", house.folder)
+    until(lambda: not house.rows())
+    house.host.signal(signal.SIGTERM)
+    code, said = house.host.wait()
+    assert code == 0
+    assert "Traceback" not in said
+
+
+def test_a_path_that_is_too_long_for_workers_is_refused_at_the_start(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Not when the first client comes."""
+    path = f"{runtime}/{'x' * (85 - len(str(runtime)))}"
+    host = start_host(
+        *("--worker-per-principal", "--worker-uids", "none", "--cache-dir", "none"),
+        *("--listen", f"unix://{path}"),
+    )
+    code, said = host.wait()
+    assert code == 1
+    assert "Choose a shorter --listen" in said
+
+
 def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: House) -> None:
     """Its clients see their connections end, and nobody else's do."""
     (alice, alices), (bob, bobs) = house.come("alice"), house.come("bob")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -12,12 +13,14 @@ from typing import Any, cast
 import pytest
 
 from jaxd_protocol.accounts import Account, add_account, remove_account
+from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer
 from jaxd_server import door as module
-from jaxd_server.door import Door
+from jaxd_server.door import Door, Gate
 from jaxd_server.doorman import Admitted
 from jaxd_server.options import ServerOptions
 from jaxd_server.tether import Tether
+from tests.server.staging import until
 
 
 class Host:
@@ -121,13 +124,13 @@ def test_accounts_are_told_of_when_they_change(folder: str) -> None:
     assert len(host.told) == 1
 
 
-def test_one_principal_has_its_share_of_relayed_connections(folder: str) -> None:
+def test_one_principal_has_its_share_of_the_door(folder: str) -> None:
     """Others come in meanwhile, and the door stays until the last one has gone."""
     door, _ = opened(folder, None)
-    with door.relaying("account:alice"), door.relaying("account:alice"):
-        with pytest.raises(Busy, match="2 clients of yours"), door.relaying("account:alice"):
+    with door.attending("account:alice"), door.attending("account:alice"):
+        with pytest.raises(Busy, match="2 clients of yours"), door.attending("account:alice"):
             pass
-        with door.relaying("account:bob"):
+        with door.attending("account:bob"):
             assert door.status()["running_calls"] == door.status()["connections"] == 3
         assert door.status()["idle_s"] == 0.0
         leaving = threading.Thread(target=door.watch)
@@ -138,6 +141,35 @@ def test_one_principal_has_its_share_of_relayed_connections(folder: str) -> None
     leaving.join(30)
     assert not leaving.is_alive()
     assert door.status()["connections"] == 0
+
+
+def test_users_who_take_their_time_do_not_keep_others_out(folder: str) -> None:
+    """A stock client may be silent for ever, and one user has only so many of these."""
+
+    class Patient:
+        def admit(self, sock: socket.socket) -> Admitted:
+            sock.recv(1)
+            return STRANGER
+
+    door, _ = opened(folder, None)
+    listener = socket.socket(socket.AF_UNIX)
+    gate = Gate(listener, Address.unix("/s"), Patient(), door)
+    pairs = [socket.socketpair() for _ in range(3)]
+    threads = [threading.Thread(target=gate.admit, args=(ours,)) for _, ours in pairs[:2]]
+    for thread in threads:
+        thread.start()
+    until(lambda: door.status()["connections"] == 2)
+    with pytest.raises(Busy, match="2 clients of yours are coming in"):
+        gate.admit(pairs[2][1])
+    for theirs, _ in pairs:
+        theirs.sendall(b"x")
+    for thread in threads:
+        thread.join(30)
+    assert gate.admit(pairs[2][1]) is STRANGER
+    gate.close()
+    gate._stopped.close()
+    for sock in (listener, *(end for pair in pairs for end in pair)):
+        sock.close()
 
 
 def test_a_door_imports_no_jax() -> None:

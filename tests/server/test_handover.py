@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,3 +129,18 @@ def test_where_no_worker_listens_that_is_an_error(
     """For the door to tell of."""
     with pytest.raises(FileNotFoundError):
         hand_over(f"{runtime}/nobody.sock", Admitted(client[1], "uid:7", ME))
+
+
+def test_a_worker_that_takes_nobody_in_holds_up_nobody(
+    runtime: Path, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """Once as many wait for it as can, the door does not wait as well."""
+    path = f"{runtime}/full.sock"
+    admitted = Admitted(client[1], "uid:7", ME)
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:
+        listening.bind(path)
+        listening.listen(1)
+        for _ in range(2):
+            waiting.enter_context(hand_over(path, admitted))
+        with pytest.raises(BlockingIOError):
+            hand_over(path, admitted)

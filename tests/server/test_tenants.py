@@ -78,6 +78,29 @@ def test_each_account_has_a_user_of_its_own_for_ever(options: ServerOptions, fol
 
 
 @as_root
+def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOptions) -> None:
+    """What its old user has left in the machine is not for a new one."""
+    Tenants(options).of("account:a")
+    moved = Tenants(replace(options, worker_uids=(FIRST + 1, FIRST + 2)))
+    with pytest.raises(ConfigurationError, match=f"user {FIRST} here"):
+        moved.of("account:a")
+    user = Tenants(options).of("account:b").user
+    assert user is not None
+    assert user.uid == FIRST + 1
+
+
+@as_root
+def test_a_folder_that_was_not_given_away_yet_is(options: ServerOptions) -> None:
+    """The host may end at any moment; but what has been used as another user stays as it is."""
+    tenants = Tenants(options)
+    folders = [Path(tenants.of(f"account:{name}").folder) for name in "ab"]
+    for folder in folders:
+        os.chown(folder, 0, 0)
+    (folders[1] / "v1").mkdir()
+    assert [Path(tenants.of(f"account:{n}").folder).stat().st_uid for n in "ab"] == [FIRST, 0]
+
+
+@as_root
 def test_a_number_that_is_somebodys_is_left_out(
     options: ServerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +169,8 @@ def test_what_an_account_has_left_behind_is_ended(options: ServerOptions) -> Non
             tenants.end_processes(tenant)
         assert sleeping["account:a"].wait(30) == -9
         assert sleeping["account:b"].poll() is None
+        tenants.end_all_processes()
+        assert sleeping["account:b"].wait(30) == -9
         assert sleeping[nobody.principal].poll() is None
     finally:
         for process in sleeping.values():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_only_root_has_workers_of_other_users(
         check_trust(ServerOptions(worker_uids=(61000, 61009), **told))
     with pytest.raises(ConfigurationError, match="--worker-per-principal"):
         check_trust(ServerOptions(worker_uids=(61000, 61009)))
+
+
+def test_a_user_of_the_machine_is_not_also_an_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two principals would be one user."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    told = ServerOptions(
+        worker_per_principal=True, worker_uids=(61000, 61009), allow_uids=(0, 61009)
+    )
+    with pytest.raises(ConfigurationError, match="--allow-uid names one of them"):
+        check_trust(told)
+    check_trust(replace(told, allow_uids=(0, 61010)))
+    check_trust(replace(told, worker_uids=SAME_USER))
 
 
 def test_tls_needs_a_token_on_every_address(token_file: str) -> None:
