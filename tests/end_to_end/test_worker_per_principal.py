@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from jaxd import Client, connect, errors
 from jaxd.control_client import ask
@@ -92,12 +95,6 @@ def alices_secret_step(x: Any) -> Any:
     return x * 0.123456
 
 
-def ends_the_worker(x: Any) -> Any:
-    """Not even an exception is left."""
-    if x is not None:
-        os._exit(1)
-
-
 def pid_of(client: Client) -> int:
     """The process that serves it now."""
     return int(client.info()["pid"])
@@ -158,8 +155,7 @@ def test_the_end_of_one_worker_is_not_noticed_by_others(house: House) -> None:
     before = house.bob.info()
     calls = house.rows()["account:bob"]["worker"]["calls"]
     alices = pid_of(house.alice)
-    with pytest.raises(errors.WorkerLost):
-        house.alice.persistent_call(ends_the_worker)(X)
+    os.kill(alices, signal.SIGSEGV)
     assert house.alice.persistent_call(double)(X).tolist() == [2.0] * 3
     assert pid_of(house.alice) != alices
     after = house.bob.info()
@@ -373,3 +369,29 @@ def test_a_revoked_account_loses_its_worker_at_once(house: House) -> None:
     with pytest.raises(errors.AuthenticationFailed):
         house.alice.persistent_call(double)(X)
     assert house.bob.info() == bobs
+
+
+stopping: list[LiveServer] = []
+
+
+def stops_the_server(x: Any) -> Any:
+    """Is called back while a call runs."""
+    server = stopping.pop()
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("draining")
+    return x
+
+
+def calls_back(x: Any) -> Any:
+    """Waits for its client in the middle."""
+    return io_callback(stops_the_server, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+
+def test_a_call_that_runs_when_the_server_stops_is_finished(house: House) -> None:
+    """Over the door's own line as well: that goes when the last word was said."""
+    token = Path(house.tokens, "bob").read_text().strip()
+    with connect(house.server.tls, token=token) as client:
+        step = client.persistent_call(calls_back)
+        stopping.append(house.server)
+        assert step(X).tolist() == [2.0] * 3
+    assert house.server.process.wait(30) == 0
