@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxd.lost_values import gone, naming
 from jaxd.raised import raised_by
 from jaxd.results import Home
-from jaxd_protocol.calls import FAILED
+from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.elsewhere import new_number, unpack_numbers
 from jaxd_protocol.errors import ResultError, WorkerReplaced
-from jaxd_protocol.failures import Failure, is_failure, rebuild_failure
+from jaxd_protocol.failures import Failure, rebuild_failure
 from jaxd_protocol.trees import Layout, Placement
 from jaxd_protocol.trees.leaves import NOWHERE, data_at
 
