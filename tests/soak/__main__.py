@@ -8,6 +8,7 @@ sought again with its seed; the folder that is kept then has what each client di
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ def main() -> int:
     print(f"soak of {arguments.seconds:.0f} s, seed {arguments.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    faulthandler.dump_traceback_later(2 * arguments.seconds + 900, exit=True)  # it hangs
     with Soak(folder, arguments.seed) as soak:
         found = soak.run(arguments.seconds)
     written = text(found)

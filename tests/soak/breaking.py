@@ -31,13 +31,13 @@ class Breaking:
 
     Args:
         start: starts the server, at the same place each time.
-        proxies: by which some clients reach it, with the scheme that each is for.
-        members: the clients.
         faults: is told what is going on.
         chance: decides.
 
     Attributes:
         server: the present one.
+        proxies: by which some clients reach it, with the scheme that each is for.
+        members: the clients.
         count: how often each kind of fault has happened.
         complaints: what did not go as it should have.
         asked_to_end: workers, by process.
@@ -99,7 +99,7 @@ class Breaking:
     def worker_stopped(self) -> None:
         """For a while; then it goes on."""
         pid = self.server.worker_pid()
-        with self._going_on("worker stopped"):
+        with self._going_on("worker stopped"), suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
             self._stop.wait(self._chance.uniform(0.2, 4.0))
             os.kill(pid, signal.SIGCONT)
