@@ -49,7 +49,8 @@ class Telling:
 
     def of_error(self, kind: str, began: float, since: float, error: BaseException) -> None:
         """That somebody was told an error."""
-        self(kind=kind, began=began, outcome="error", since=since, **_described(error))
+        times: dict[str, Any] = {"began": began, "called": began, "since": since}
+        self(kind=kind, outcome="error", **times, **_described(error))
 
 
 class Work:
@@ -95,7 +96,8 @@ class Work:
         except WrongAnswer as wrong:
             said = {"outcome": "wrong", "message": str(wrong)}
         except Exception as error:  # noqa: BLE001  whoever reads this judges
-            said = {"outcome": "error", "since": self.keeping.since, **_described(error)}
+            times_of_it = {"since": self.keeping.since, "called": max(began, program.called)}
+            said = {"outcome": "error", **times_of_it, **_described(error)}
         times, program.times = program.times, []
         said |= {"calls": program.calls - calls, "edits": program.edits - edits, "times": times}
         self._tell(kind=name, began=began, **said)

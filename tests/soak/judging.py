@@ -72,7 +72,7 @@ def explanation(line: Mapping[str, Any], faults: Faults) -> str | None:
         line: what the client says of its turn.
         faults: that were going on.
     """
-    names, began, ended = line["error"], line["began"], line["ended"]
+    names, began, ended = line["error"], line["called"], line["ended"]
     deaths = faults.between(began, ended, *ENDS_WORKER)
     cuts = faults.between(began, ended, *CUTS)
     if "ValuesLost" in names:

@@ -41,6 +41,7 @@ class Program:
     Attributes:
         calls: how many calls were compared.
         edits: of a file, or of what runs.
+        called: when the last call was made.
         times: when each small call began, and the seconds that it took, since they were taken.
     """
 
@@ -52,6 +53,7 @@ class Program:
         self._functions: dict[Any, Any] = {}
         self._called: set[Any] = set()
         self.calls = self.edits = 0
+        self.called = 0.0
         self.times: list[tuple[float, float]] = []
         sys.path.insert(0, str(folder))
         sys.dont_write_bytecode = True  # Python cannot tell two edits of one second apart
@@ -120,7 +122,7 @@ class Program:
         how: dict[str, Any] = {"derived": derived, "statics": statics, "x64": x64}
         expected = self.expected(name, *args, **how, **kwargs)
         function = self._function_for(name, **how)
-        begun = time.monotonic()
+        begun = self.called = time.monotonic()
         found = function(*args, **kwargs)
         took = time.monotonic() - begun
         shapes = tuple((np.shape(one), str(np.asarray(one).dtype)) for one in args)

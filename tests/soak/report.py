@@ -42,6 +42,7 @@ class Found:
         self._times: list[tuple[float, float]] = []
         self._sums: Counter[str] = Counter()
         self._errors: list[tuple[str, Line]] = []
+        self._told: list[dict[str, Any]] = []
         self.bad: list[str] = []
 
     def take(self, client: str, line: Line) -> None:
@@ -74,6 +75,10 @@ class Found:
             else:
                 self._sums["lost"] += "ValuesLost" in line["error"]
                 self._explained[f"{line['error'][0]}: {why}"] += 1
+                times = {name: line[name] for name in ("since", "called", "ended")}
+                self._told.append(
+                    {"client": client, "error": line["error"][0], "why": why, **times}
+                )
 
     def figures(self) -> dict[str, Any]:
         """The sums, as JSON values."""
@@ -86,6 +91,8 @@ class Found:
             "unexplained_errors": self._sums["unexplained"],
             "lost_handles_explained": self._sums["lost"],
             "explained_errors": dict(self._explained),
+            "told": self._told,
+            "broken": self._faults.all(),
             "small_calls": {"calm": _latency(calm), "during faults": _latency(disturbed)},
         }
 

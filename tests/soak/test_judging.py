@@ -11,9 +11,9 @@ from tests.soak.judging import Fault, Faults, explanation
 
 
 def line(error: type[Exception], kind: str = "small") -> dict[str, Any]:
-    """Of a turn from second 10 to second 20."""
+    """Of a turn from second 8 to second 20, and of a call that was made in second 10."""
     names = [one.__name__ for one in error.__mro__ if issubclass(one, errors.JaxdError)]
-    when = {"since": 5.0, "began": 10.0, "ended": 20.0}
+    when = {"since": 5.0, "began": 8.0, "called": 10.0, "ended": 20.0}
     return {"kind": kind, "message": "", "error": names, **when}
 
 
@@ -46,6 +46,7 @@ NOT = [
     (line(errors.ValuesDied), [("worker killed", 1.0, 2.0)]),
     (line(errors.ValuesDied), [CUT, ("restart", 12.0, 13.0), ("worker stopped", 12.0, 13.0)]),
     (line(errors.WorkerLost), [KILLED]),
+    (line(errors.WorkerLost), [("worker killed", 8.0, 9.0), KILLED]),
     (line(errors.ConnectionLost), [CUT]),
     (line(errors.ConnectionLost, "calling_back"), [("client killed", 12.0, 13.0)]),
     (line(errors.NoServer), [KILLED]),
