@@ -36,7 +36,7 @@ help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
 	@echo 'make test    the whole test suite (TEST_ARGS="-k name" for a part)'
 	@echo 'make soak    the tests that take minutes; then clients of all kinds while everything breaks,'
-	@echo '             for SOAK_S=1200 seconds (SOAK_ARGS="--seed 7")'
+	@echo '             for SOAK_S=1200 seconds, 0 for not at all (SOAK_ARGS="--seed 7")'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and look who notices'
 	@echo 'make fuzz    bytes that nobody would send, for FUZZ_S=600 seconds (FUZZ_ARGS="frames message")'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
@@ -56,7 +56,7 @@ test: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
-	@PYTHONPATH=client:server:shared $(bin)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
+	@test $(SOAK_S) = 0 || PYTHONPATH=client:server:shared $(bin)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 faults: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m faults -o timeout=180 -o faulthandler_timeout=0 $(TEST_ARGS)
