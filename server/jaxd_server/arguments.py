@@ -235,6 +235,10 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add_size("--max-result-bytes", "largest result sent (default: 8G)")
     add_size("--budget-bytes", "messages in memory (default: a quarter of the memory)")
     add_size("--disk-bytes", "kept in the cache folder (default: 10G)")
+    add_size(
+        "--principal-disk-bytes",
+        "of that, of what one client's user has had made; its own goes first (default: all of it)",
+    )
     add("--max-calls", parse_count, "N", "calls held that have to wait (default: 1000)")
     add(
         "--call-share",

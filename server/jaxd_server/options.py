@@ -91,6 +91,7 @@ class ServerOptions:
         cache_dir: the folder of what is kept on disk; `"none"`: nothing is; None: as
             `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
         disk_bytes: how much may lie in that folder.
+        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
         session_grace_s: seconds that a session outlives its last connection.
         value_bytes: what arrays that stay on the server may take; None: half of the devices'
             memory, or of the machine's where the device is a CPU; 0: as much as there is.
@@ -161,6 +162,7 @@ class ServerOptions:
     principal_build_s: float = 0.0
     cache_dir: str | None = None
     disk_bytes: int = 10 * GIB
+    principal_disk_bytes: int = 0
     session_grace_s: float = 60.0
     value_bytes: int | None = None
     value_share: float = 1.0

@@ -58,7 +58,9 @@ def content_bytes(options: ServerOptions) -> int:
 
 def shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
     """What is kept on disk for this machine; None where nothing is."""
-    store = open_store(target(), options.cache_dir, options.disk_bytes)
+    store = open_store(
+        target(), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
+    )
     if store is None:
         return None
     jax_disk_cache.install(store, os.path.join(store.folder, "xla"))

@@ -25,6 +25,8 @@ DISK_BYTES: Final = 10 << 30
 
 _SCAN_S: Final = 900.0
 _LEVEL: Final = 0.9
+_LOOKS_A_SHARE: Final = 4
+"""How often is looked at who has what while one principal could write as much as it may have."""
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
 
@@ -43,7 +45,10 @@ class Target(Protocol):
 
 
 def open_store(
-    target: Target, cache_dir: str | None = None, disk_bytes: int = DISK_BYTES
+    target: Target,
+    cache_dir: str | None = None,
+    disk_bytes: int = DISK_BYTES,
+    principal_disk_bytes: int = 0,
 ) -> Store | None:
     """The store of a target in the cache folder; None: nothing is kept on disk.
 
@@ -54,6 +59,7 @@ def open_store(
         target: what the records are good for.
         cache_dir: see `cache_root`.
         disk_bytes: how much may lie in the whole folder.
+        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
     """
     troubles = Troubles()
     root = cache_root(cache_dir)
@@ -65,7 +71,7 @@ def open_store(
     except (ConfigurationError, OSError) as error:
         troubles.warn("cache_refused", reason=str(error))
         return None
-    return Store(directory, disk_bytes, troubles, target.facts)
+    return Store(directory, disk_bytes, troubles, target.facts, principal_disk_bytes)
 
 
 class Store:
@@ -76,16 +82,23 @@ class Store:
     """
 
     def __init__(
-        self, directory: Directory, disk_bytes: int, troubles: Troubles, facts: Mapping[str, str]
+        self,
+        directory: Directory,
+        disk_bytes: int,
+        troubles: Troubles,
+        facts: Mapping[str, str],
+        principal_disk_bytes: int = 0,
     ) -> None:
         """Keeps records in a folder that `make_trusted` has made, and says what it is good for."""
         self._directory = directory
         self._facts = facts
         self._limit = disk_bytes
+        self._principal_limit = principal_disk_bytes
         self._troubles = troubles
         self._touched: dict[tuple[Kind, bytes], float] = {}  # each step on it is atomic
         self._off = False
         self._bytes = 0  # as far as the writing thread knows; its own
+        self._news = 0  # of these, what was written since it looked; its own, too
         self._scanned = 0.0
         self._describe()
         self._writer = Writer(self._write, self._unlink, self._tidy, troubles)
@@ -195,12 +208,19 @@ class Store:
         """Removes what the limit has no room for; see `jaxd_server.store.sweep.sweep`."""
         self._note_uses()
         limit = self._limit if limit is None else limit
-        return sweep(self._directory.root, self._directory.target, limit)
+        return sweep(
+            self._directory.root,
+            self._directory.target,
+            limit,
+            principal_limit=self._principal_limit,
+        )
 
     def _tidy(self) -> None:
         """What the writing thread does when it has nothing to write."""
         self._note_uses()
         is_due = time.monotonic() - self._scanned > _SCAN_S or not self._scanned
+        limit = self._principal_limit
+        is_due = is_due or 0 < limit < self._news * _LOOKS_A_SHARE  # of one who has had it all
         if self._off or not (is_due or self._bytes > self._limit):
             return
         # to less than the limit, so that the next record does not sweep again
@@ -209,8 +229,9 @@ class Store:
             self._directory.target,
             self._limit,
             int(self._limit * _LEVEL),
+            limit,
         )
-        self._bytes = swept.left
+        self._bytes, self._news = swept.left, 0
         self._scanned = time.monotonic()
 
     def _note_uses(self) -> None:
@@ -230,7 +251,9 @@ class Store:
         path = self._directory.file(kind, name)
         try:
             self._put(kind, path, pieces)
-            self._bytes += sum(map(len, pieces))
+            size = sum(map(len, pieces))
+            self._bytes += size
+            self._news += size
         except ConfigurationError as error:
             self._off = True
             self._troubles.warn("cache_refused", reason=str(error))

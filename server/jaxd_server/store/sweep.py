@@ -21,6 +21,7 @@ _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0
 _LEAST_COST_S: Final = 0.1
+_LEVEL: Final = 0.9
 _TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
 # How a call names the other records that it needs.
 _NAMED_BY_CALLS: Final[dict[Kind, str]] = {
@@ -46,8 +47,17 @@ class Swept:
     left: int = 0
 
 
-def sweep(root: str, target: str | None, limit: int, level: int | None = None) -> Swept:
+def sweep(
+    root: str,
+    target: str | None,
+    limit: int,
+    level: int | None = None,
+    principal_limit: int = 0,
+) -> Swept:
     """Removes what dead writers left, and records until no more than `limit` bytes are taken.
+
+    Before that, of each principal with more than `principal_limit` bytes, until it has nine tenths
+    of that: its own calls, with all that only they need, in the order below.
 
     First go targets in another format, then other targets that were not used for a day, each as
     a whole; then records that no call needs; then calls with all that only they need, and entries
@@ -60,10 +70,14 @@ def sweep(root: str, target: str | None, limit: int, level: int | None = None) -
         target: the target in use, which is never taken for an old one; None: the one used last.
         limit: bytes; 0 removes everything.
         level: bytes that are left when more than `limit` are taken; by default the same.
+        principal_limit: bytes of what one principal has had made, and nobody else's calls need as
+            well; 0: no limit.
     """
     now = time.time()
     broom = _Broom(root, list(entries(root)))
     broom.temporaries(now)
+    if principal_limit:
+        broom.principals_go(principal_limit, now)
     if broom.taken > limit:
         broom.sweep(target, limit if level is None else level, now)
     return Swept(broom.files, broom.freed, broom.taken)
@@ -93,6 +107,24 @@ class _Broom:
         self._targets_go(limit, target, now)
         self._orphans_go(limit, now)
         self._calls_go(limit, now)
+
+    def principals_go(self, limit: int, now: float) -> None:
+        """Of each principal that has more than `limit` its own calls, with what only they name."""
+        units = self._calls()
+        naming = Counter(path for unit in units for path in unit.needs)
+        makers: dict[str, set[str]] = defaultdict(set)
+        by_principal: dict[str, list[_Unit]] = defaultdict(list)
+        for unit in units:
+            by_principal[unit.principal].append(unit)
+            for path in unit.needs:
+                makers[path].add(unit.principal)
+        for principal, own in by_principal.items():
+            needed = {path for unit in own for path in unit.needs if makers[path] == {principal}}
+            taken = sum(unit.entry.bytes for unit in own)
+            taken += sum(self._left[path].bytes for path in needed if path in self._left)
+            if taken > limit:
+                spare = taken - int(limit * _LEVEL)
+                self._units_go(own, self.taken - spare, naming, now)
 
     def temporaries(self, now: float) -> None:
         """Removes what was being written when its process ended, in every target."""
@@ -148,6 +180,10 @@ class _Broom:
         units = self._calls()
         naming = Counter(path for unit in units for path in unit.needs)
         units += [_Unit(each, 0.0) for each in self._left.values() if each.kind == "xla"]
+        self._units_go(units, limit, naming, now)
+
+    def _units_go(self, units: list[_Unit], limit: int, naming: Counter[str], now: float) -> None:
+        """Units, the one first that is least worth, until no more than `limit` is taken."""
         units.sort(key=lambda unit: (now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S))
         while units and self.taken > limit:
             unit = units.pop()
@@ -178,11 +214,12 @@ class _Broom:
 
 
 class _Unit(NamedTuple):
-    """What goes at once: a file, what it needs, and what it would cost to make it again."""
+    """What goes at once: a file, what it would cost to make it again, what it needs, and whose."""
 
     entry: Entry
     cost_s: float
     needs: tuple[str, ...] = ()
+    principal: str = ""
 
 
 def _unit(entry: Entry) -> _Unit:
@@ -196,7 +233,8 @@ def _unit(entry: Entry) -> _Unit:
         for kind, field_name in _NAMED_BY_CALLS.items()
         if isinstance(name := fields.get(field_name), bytes)
     )
-    return _Unit(entry, _seconds(fields, "trace_s") + _seconds(fields, "compile_s"), needs)
+    cost_s = _seconds(fields, "trace_s") + _seconds(fields, "compile_s")
+    return _Unit(entry, cost_s, needs, str(fields.get("principal", "")))
 
 
 def _seconds(fields: dict[Any, Any], name: str) -> float:

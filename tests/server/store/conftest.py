@@ -25,8 +25,8 @@ def open_(root: Path) -> Iterator[OpenStore]:
     """Opens stores that are closed with the test; takes what `open_here` takes."""
     stores: list[Store] = []
 
-    def open_one(target: str = TARGET, disk_bytes: int = 1 << 30) -> Store:
-        stores.append(open_here(root, target, disk_bytes))
+    def open_one(target: str = TARGET, disk_bytes: int = 1 << 30, of_one: int = 0) -> Store:
+        stores.append(open_here(root, target, disk_bytes, of_one))
         return stores[-1]
 
     yield open_one

@@ -28,10 +28,12 @@ TARGET = "0123456789abcdef"
 OTHER = "fedcba9876543210"
 
 
-def open_here(root: Path | str, target: str = TARGET, disk_bytes: int = 1 << 30) -> Store:
+def open_here(
+    root: Path | str, target: str = TARGET, disk_bytes: int = 1 << 30, of_one: int = 0
+) -> Store:
     """A store below `root`, which has to be one that can be trusted."""
     facts = {"jax": "1.2.3"}
-    store = open_store(SimpleNamespace(digest=target, facts=facts), str(root), disk_bytes)
+    store = open_store(SimpleNamespace(digest=target, facts=facts), str(root), disk_bytes, of_one)
     assert store is not None
     return store
 

@@ -242,6 +242,23 @@ def test_the_limit_is_kept_while_writing(open_: OpenStore, root: Path) -> None:
     assert not store.has("calls", b"0")
 
 
+def test_the_share_of_one_is_kept_while_writing(open_: OpenStore, root: Path) -> None:
+    """It pushes out its own, and nobody else's."""
+    store = open_(of_one=100_000)
+    keep_call(store, b"bobs", principal="bob")
+    unused_for(5000, file_of(root, "calls", b"bobs"))
+    for i in range(30):
+        keep_call(store, b"%d" % i, principal="ann")
+        unused_for(1000 - i, file_of(root, "calls", b"%d" % i))
+    assert store.flush(20)
+    assert store.usage().bytes < 100_000 * 5 // 4 + 20_000
+    assert store.has("calls", b"bobs")
+    assert store.has("calls", b"29")
+    assert not store.has("calls", b"0")
+    store.sweep()
+    assert store.usage().bytes < 100_000 + 20_000
+
+
 def test_a_smaller_limit_holds_after_a_restart(open_: OpenStore) -> None:
     """What an earlier server has left counts."""
     first = open_()

@@ -182,6 +182,30 @@ def left_by(root: Path, pid: int, age_s: float) -> Path:
     return file
 
 
+def test_who_has_more_than_a_share_loses_of_its_own(store: Store, root: Path) -> None:
+    """The least worth first; others lose nothing, though theirs is older."""
+    for age, name in enumerate((b"a-new", b"a-old", b"a-older")):
+        keep_call(store, name, principal="ann")
+        used_before(root, 1000 * (age + 1), name)
+    keep_call(store, b"bobs", principal="bob")
+    used_before(root, 100 * DAY, b"bobs")
+    swept = sweep(str(root), TARGET, 1 << 30, principal_limit=20_000)
+    assert swept.files == 4
+    assert sorted(store.names("calls")) == [b"a-new", b"bobs"]
+    assert sorted(store.names("programs")) == [b"pa-new", b"pbobs"]
+    assert sweep(str(root), TARGET, 1 << 30, principal_limit=20_000).files == 0
+
+
+def test_what_others_need_as_well_counts_for_nobody(store: Store, root: Path) -> None:
+    """And stays."""
+    keep_call(store, b"a", principal="ann", program=b"\x33", size=100_000)
+    keep_call(store, b"b", principal="bob", program=b"\x33", size=100_000)
+    assert sweep(str(root), TARGET, 1 << 30, principal_limit=40_000).files == 0
+    store.remove("calls", b"b")
+    assert sweep(str(root), TARGET, 1 << 30, principal_limit=40_000).files == 2
+    assert store.names("programs") == []
+
+
 def test_what_dead_processes_left_is_removed(store: Store, root: Path) -> None:
     """Below the limit, too; what a live one is writing stays, unless it is an hour old."""
     keep_call(store, b"a")
