@@ -169,6 +169,8 @@ class Admission:
         deadline: float | None,
         on_company: Callable[[], None],
         interest: Interest = EVER,
+        *,
+        alone_s: float = 0.0,
     ) -> tuple[Running, bool]:
         """Admits a call that runs while no other does; `leave` ends it.
 
@@ -180,6 +182,7 @@ class Admission:
             deadline: `time.monotonic()` after which nobody waits for the result.
             on_company: called, under a lock, when others run beside it after all.
             interest: whether anybody waits for the result.
+            alone_s: how long others wait while it runs, when that is longer than usual.
 
         Returns:
             The call, and whether it is alone: not where an earlier call takes too long.
@@ -198,7 +201,8 @@ class Admission:
             except BaseException:
                 self._over(mark)
                 raise
-            self._bar_until = time.monotonic() + (self._alone_s if is_alone else 0.0)
+            alone_s = max(self._alone_s, alone_s) if is_alone else 0.0
+            self._bar_until = time.monotonic() + alone_s
             self._on_company = on_company if is_alone else None
             leaves = [lambda: self._over(mark)]
             running = Running(function, is_suspect=True, leaves=leaves, interest=interest)

@@ -69,7 +69,11 @@ class Precautions:
                 self._box.has_company(place)
 
         running, is_alone = self._admission.enter_alone(
-            "(unknown function)", call.deadline, on_company, call.interest
+            "(unknown function)",
+            call.deadline,
+            on_company,
+            call.interest,
+            alone_s=self.suspects.alone_s(call.key),
         )
         if self._box is not None:
             place = self._begin(running, call, is_alone=is_alone)

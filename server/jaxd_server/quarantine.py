@@ -36,6 +36,8 @@ class _Record:
         deaths: when it ended a worker while nothing else ran.
         how: how the last of these ended.
         epoch: of the last worker that ended while a call of it was being repeated.
+        ran_s: for how long one had been running when a worker ended, at most.
+        noted: when that was last.
     """
 
     name: str
@@ -43,6 +45,8 @@ class _Record:
     deaths: list[float] = field(default_factory=list)
     how: str = ""
     epoch: int = 0
+    ran_s: float = 0.0
+    noted: float = 0.0
 
     @property
     def is_quarantined(self) -> bool:
@@ -75,7 +79,8 @@ class Quarantine:
 
     def _note(self, entry: Entry, epoch: int, how: str) -> None:
         record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
-        record.epoch, record.how = epoch, how
+        record.epoch, record.how, record.noted = epoch, how, self._clock()
+        record.ran_s = max(record.ran_s, entry.seconds)
         if not entry.is_alone:
             return
         record.deaths.append(self._clock())
@@ -93,6 +98,7 @@ class Quarantine:
         for record in self._records.values():
             if not record.is_quarantined:
                 record.deaths = [death for death in record.deaths if death >= since]
+                record.ran_s = record.ran_s if record.noted >= since else 0.0
         while len(self._records) >= _MOST_RECORDS:
             del self._records[next(iter(self._records))]
 
@@ -135,6 +141,7 @@ class Quarantine:
                 "deaths": len(record.deaths),
                 "how": record.how,
                 "epoch": record.epoch,
+                "ran_s": record.ran_s,
                 "quarantined": record.is_quarantined,
             }
             for record in self._records.values()

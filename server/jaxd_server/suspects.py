@@ -5,11 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
 
-__all__ = ["Suspects"]
+__all__ = ["MOST_ALONE_S", "Suspects"]
+
+MOST_ALONE_S: Final = 120.0
+"""Others wait no longer than that, however long it takes until a worker dies of a function."""
+
+_MARGIN: Final = 1.5
+_MARGIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class _Suspect:
         how: the last of them ended.
         epoch: of the last worker that ended while a call of it was being repeated.
         quarantined: whether it is called no more.
+        ran_s: for how long a call had been running when a worker ended.
     """
 
     name: str
@@ -31,6 +38,7 @@ class _Suspect:
     how: str
     epoch: int
     quarantined: bool
+    ran_s: float = 0.0
 
 
 class Suspects:
@@ -55,6 +63,18 @@ class Suspects:
         with self._lock:
             for id_ in [id_ for id_, one in self._known.items() if one.fingerprint == fingerprint]:
                 del self._known[id_]
+
+    def alone_s(self, *ids: bytes) -> float:
+        """How long others should wait for a call that runs alone; 0: as for any.
+
+        One that outlasts the time that others wait runs beside them, and what its worker dies of
+        then is not known. So it is given more than it took the last time.
+
+        Args:
+            ids: key of its function, and the fingerprint when that is known.
+        """
+        ran_s = max((self._known[id_].ran_s for id_ in ids if id_ in self._known), default=0.0)
+        return min(MOST_ALONE_S, ran_s * _MARGIN + _MARGIN_S) if ran_s else 0.0
 
     def judge(self, *ids: bytes, name: str, lost: int) -> bool:
         """Whether a call has to run alone.

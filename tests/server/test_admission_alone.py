@@ -98,6 +98,20 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
     admission.leave(other)
 
 
+def test_others_wait_longer_where_that_is_needed() -> None:
+    """For one that took longer the last time."""
+    admission = Admission(PATIENCE_S, 0.0)
+    alone, is_alone = admission.enter_alone("slow", None, nothing, alone_s=PATIENCE_S)
+    assert is_alone
+    after: list[Running] = []
+    late = start(lambda: after.append(admission.enter("after", None)))
+    until(lambda: waiting(admission._changed))
+    assert after == []
+    admission.leave(alone)
+    join([late])
+    admission.leave(after[0])
+
+
 def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
     """It runs beside a long call, and says that it is not alone; nobody waits for it then."""
     admission = Admission(0.0, PATIENCE_S)

@@ -84,6 +84,28 @@ def test_a_suspect_is_admitted_once_more_alone(kitchen: Kitchen, box: BlackBox) 
     assert kitchen.admission.running() == []
 
 
+def test_what_outlasted_its_time_is_waited_for_longer(
+    kitchen: Kitchen, box: BlackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it takes to see whether it is what ends workers."""
+    source = looking(box)
+    waits: list[float] = []
+    enter_alone = kitchen.admission.enter_alone
+
+    def noted(*args: Any, alone_s: float) -> Any:
+        waits.append(alone_s)
+        return enter_alone(*args, alone_s=alone_s)
+
+    monkeypatch.setattr(kitchen.admission, "enter_alone", noted)
+    kitchen.answer(source.call((1.0,), lost=1))
+    slow = suspect(source, 1)
+    for known in slow._known.values():
+        object.__setattr__(known, "ran_s", 30.0)
+    kitchen.pipeline.precautions.suspects = slow
+    kitchen.answer(source.call((1.0,), lost=1))
+    assert waits == [0.0, 50.0]
+
+
 def test_what_is_in_quarantine_is_not_run(kitchen: Kitchen, box: BlackBox) -> None:
     """Nor asked for."""
     source = looking(box)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
 from jaxd_server.black_box import Entry
 from jaxd_server.quarantine import Quarantine
-from jaxd_server.suspects import Suspects
+from jaxd_server.suspects import MOST_ALONE_S, Suspects
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 
@@ -17,8 +19,11 @@ class Clock:
         return self.now
 
 
-def entry(*, repeated: bool = True, alone: bool = True, name: str = "deadly") -> Entry:
-    return Entry(name, (FINGERPRINT, KEY), "uid:1", 0.0, repeated, alone)
+def entry(
+    *, repeated: bool = True, alone: bool = True, name: str = "deadly", ran_s: float = 0.0
+) -> Entry:
+    started = time.monotonic() - ran_s
+    return Entry(name, (FINGERPRINT, KEY), "uid:1", started, repeated, alone)
 
 
 def judged(quarantine: Quarantine, epoch: int, lost: int = 0) -> bool:
@@ -67,6 +72,36 @@ def test_two_deaths_alone_are_enough() -> None:
         judged(quarantine, 10)
     assert Quarantined.blame == "function"
     assert not Quarantined.may_repeat
+
+
+def test_what_outlasts_its_time_alone_is_given_more() -> None:
+    """So that a function which kills slowly is found as well, be others as busy as they like.
+
+    Nobody else than calls that were lost waits longer for that, and nobody for ever.
+    """
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    quarantine.died([entry(alone=False, ran_s=30.0)], 2, "SIGSEGV")
+    known = Suspects(quarantine.for_worker(), 3)
+    assert 50.0 <= known.alone_s(KEY) < 60.0
+    assert known.alone_s(b"another") == 0.0
+    assert not known.judge(KEY, name="deadly", lost=0)
+    assert known.judge(KEY, name="deadly", lost=1)
+    quarantine.died([entry(alone=True, ran_s=31.0)], 3, "SIGSEGV")
+    quarantine.died([entry(alone=True, ran_s=31.0)], 4, "SIGSEGV")
+    (row,) = quarantine.rows()
+    assert row["workers_ended"] == 2
+
+
+def test_what_takes_very_long_to_kill_does_not_hold_up_others_as_long() -> None:
+    """And what it took is forgotten after an hour."""
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    quarantine.died([entry(alone=False, ran_s=5000.0)], 2, "SIGSEGV")
+    assert Suspects(quarantine.for_worker(), 3).alone_s(KEY) == MOST_ALONE_S
+    clock.now += 3601
+    quarantine.died([], 3, "SIGKILL")
+    assert Suspects(quarantine.for_worker(), 4).alone_s(KEY) == 0.0
 
 
 def test_a_death_is_forgotten_after_an_hour() -> None:
