@@ -72,7 +72,8 @@ class Commission:
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""
-        self.made = self._maker.moved(one, self._function, self._call.device)
+        call = self._call
+        self.made = self._maker.moved(one, self._function, call.device, call.session.counts)
         return None if self.made is None else self.made.executable
 
 

@@ -77,7 +77,7 @@ class ServerConnection(BulkConnection):
     def serve(self) -> None:
         """Reads and answers until the connection ends; the calling thread is the first reader."""
         self._workshop.sentry.watch(self._readership)
-        self._workshop.traffic.add(self._channel)
+        self._workshop.traffic.add(self._channel, self._session.principal)
         try:
             self._readership.run()
             self._ended.wait()  # another thread may have taken over the reading
@@ -115,7 +115,8 @@ class ServerConnection(BulkConnection):
         if verb == "stages":
             source = Asking(self, seq)
             show = self._workshop.stages.answer
-            return self._on_operation(seq, partial(show, source, args, frame.buffers))
+            own = self._session.counts
+            return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
         if verb in VALUE_VERBS:
             return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
         self._share.settle()

@@ -87,7 +87,7 @@ class Endpoint(Reception):
         stream = stream_over(admitted.line)
         channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.enter(None, principal, 0)  # where its calls run
-        workshop.traffic.add(channel)
+        workshop.traffic.add(channel, principal)
         try:
             serve_stock(workshop.pipeline, share, channel, principal)
         finally:

@@ -43,7 +43,7 @@ def inventory(
 ) -> dict[str, Any]:
     """The answer to `functions`, for JSON: one row for each executable, and totals.
 
-    A principal is shown what it may see, and the seconds and calls of all.
+    A principal is shown what it may see, and the seconds and calls that were for it.
 
     Reads the records on disk; not for a thread that others wait for. An executable that is in
     memory and on disk has one row, and bytes in both places.
@@ -67,10 +67,12 @@ def inventory(
         for name, call in kept.items()
         if name not in here and {("calls", name.hex()), _program_file(call)} <= files.keys()
     ]
+    own = None
     if not decisions.acquaintances.is_owner(principal):
+        own = counters.of(principal)
         names = {name.hex() for name in kept} | {call.program.hex() for call in kept.values()}
         files = {place: entry for place, entry in files.items() if place[1] in names}
-    totals = _totals(rows, ready, files, counters)
+    totals = _totals(rows, ready, files, counters.snapshot(own))
     sharing = Counter(row["program"] for row in rows)
     for row in rows:
         row["shared_with"] = sharing[row.pop("program")] - 1
@@ -140,11 +142,10 @@ def _disk_bytes(name: bytes, call: KeptCall, files: Files) -> int:
 
 
 def _totals(
-    rows: Sequence[Row], ready: Sequence[Executable], files: Files, counters: Counters
+    rows: Sequence[Row], ready: Sequence[Executable], files: Files, counts: Mapping[str, float]
 ) -> dict[str, Any]:
     """Sums, each program counted once; seconds are those of this worker since its start."""
     programs = {id(executable.program): executable.program for executable in ready}.values()
-    counts = counters.snapshot()
     paid = {name: round(counts[name], 6) for name in ("trace_s", "compile_s", "load_s", "saved_s")}
     return {
         "executables": len(ready),

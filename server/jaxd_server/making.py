@@ -28,7 +28,7 @@ from jaxd_server.marshal import Arguments, dynamic, structure_of
 from jaxd_server.moving import Mover, NotMoved
 from jaxd_server.programs import Program, Programs
 from jaxd_server.shelf import Shelf
-from jaxd_server.statistics import Counters
+from jaxd_server.statistics import Counters, Counts
 
 if TYPE_CHECKING:
     from jaxd_server.call import Call
@@ -128,6 +128,12 @@ class Maker:
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
+        with self._counters.on_behalf_of(call.session.counts):
+            return self._made(function, call, arguments, recorded)
+
+    def _made(
+        self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
+    ) -> Made:
         name = self._shelf.name_of(function, arguments) if self._shelf else None
         wanted = _Wanted(function, call, arguments, recorded, name)
         made = self._loaded(wanted)
@@ -148,7 +154,9 @@ class Maker:
                 raise
             raise better from error
 
-    def moved(self, executable: Executable, function: Function, device: int) -> Made | None:
+    def moved(
+        self, executable: Executable, function: Function, device: int, own: Counts | None = None
+    ) -> Made | None:
         """The executable for another device; None when it has to be made for that."""
         started = time.monotonic()
         try:
@@ -156,7 +164,7 @@ class Maker:
         except NotMoved:
             return None
         costs = replace(executable.costs, paid_s=time.monotonic() - started)
-        self._counters.add(executable_loads=1, load_s=costs.paid_s)
+        self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
         return Made(
             executable.on(function.key, device, program, costs), "load", name=executable.kept_as
         )

@@ -38,7 +38,7 @@ class Terms:
     gave_up: Callable[[Call], Reply]
     clock: Clock = field(default_factory=Clock)
     max_s: float = 0.0
-    ended: Callable[[Interest], None] = lambda interest: None
+    ended: Callable[[Call], None] = lambda call: None
 
 
 class OpenCall:
@@ -127,7 +127,7 @@ class OpenCall:
         self.interest.end()
         for alarm in self._alarms:
             alarm.off()
-        self._terms.ended(self.interest)
+        self._terms.ended(self._call)
         send = self._send_now if threading.get_ident() == self.deliverer else self._send
         send(reply, nbytes)
 

@@ -22,6 +22,7 @@ from jaxd_server.black_box import BlackBox
 from jaxd_server.budget import Budget
 from jaxd_server.build_quota import BuildQuota
 from jaxd_server.builds import Builds
+from jaxd_server.call import Call
 from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
@@ -43,7 +44,6 @@ from jaxd_server.functions import Functions
 from jaxd_server.handover import Usher
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
-from jaxd_server.interest import Interest
 from jaxd_server.invitation import tls_context
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
@@ -64,7 +64,7 @@ from jaxd_server.rest import Rest
 from jaxd_server.sessions import Sessions
 from jaxd_server.shortage import Shortage
 from jaxd_server.stages import Stages
-from jaxd_server.statistics import Counters
+from jaxd_server.statistics import Counters, Counts
 from jaxd_server.suspects import Suspects
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracing import Tracing
@@ -83,6 +83,9 @@ Many, so that some clients that do not answer do not keep the others waiting; ho
 limited by `--builds`.
 """
 
+
+_OF_THE_SERVER = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
+"""Of a status, what says nothing of anybody."""
 
 _PAUSE_S = 0.5
 """How long new calls wait while a worker looks whether it may end."""
@@ -130,7 +133,9 @@ class Parts:
             on_owners=(lambda _: None) if box is None else box.own,
         )
         self._devices = Devices(options.devices_per_session)
-        self._sessions = Sessions(options.session_grace_s, self._values, devices=self._devices)
+        self._sessions = Sessions(
+            options.session_grace_s, self._values, devices=self._devices, counts=self._counts_of
+        )
         self._traffic = Traffic()
         jax_programs.prepare()
         packages = ImportedPackages()
@@ -258,10 +263,16 @@ class Parts:
         if self._shelf is not None:
             self._shelf.mark_used(self._executables.all(), since)
 
-    def _count_ended(self, interest: Interest) -> None:
+    def _counts_of(self, principal: str) -> Counts | None:
+        """Where is counted what is shown to a principal; None: it is shown what all did."""
+        is_owner = self.pipeline.decisions.acquaintances.is_owner(principal)
+        return None if is_owner else self._counters.of(principal)
+
+    def _count_ended(self, call: Call) -> None:
         """A call was answered that could be given up."""
-        spent, error = interest.spent(), interest.error
+        spent, error = call.interest.spent(), call.interest.error
         self._counters.add(
+            call.session.counts,
             waited_s=spent["waiting"],
             run_s=spent["running"],
             cancelled_calls=isinstance(error, Cancelled),
@@ -281,6 +292,7 @@ class Parts:
         self._sessions.end_all_of(principal)
         self._values.forget(principal)
         self.pipeline.decisions.acquaintances.forget(principal)
+        self._counters.forget(principal)
 
     def _holders(self) -> str:
         """What uses memory, in words."""
@@ -351,10 +363,25 @@ class Parts:
 
     def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
         """What a principal is shown of the status: what others do and who they are is not."""
-        if self.pipeline.decisions.acquaintances.is_owner(principal):
+        own = self._counts_of(principal)
+        if own is None:
             return status
-        own = [row for row in status["principals"] if row["principal"] == principal]
-        return {**status, "running": [], "principals": own}
+        rows = [row for row in status["principals"] if row["principal"] == principal]
+        sees = self.pipeline.decisions.acquaintances.sight(principal)
+        known = [one for one in self._executables.all() if sees(one.key)]
+        return {
+            **{name: status[name] for name in _OF_THE_SERVER},
+            **self._counters.snapshot(own),
+            **self._traffic.totals(principal),
+            **self._values.of(principal),
+            "connections": sum(row["connections"] for row in rows),
+            "sessions": sum(row["sessions"] for row in rows),
+            "executables": len(known),
+            "programs": len({id(one.program) for one in known}),
+            "functions": len({one.key for one in known}),
+            "running": [],
+            "principals": rows,
+        }
 
     def _idle_s(self) -> float:
         """Seconds since the last call, or since a client left when that was later."""

@@ -116,7 +116,7 @@ class Pipeline:
             return lambda: reply
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
-        self.counters.add(calls=1, failed_calls=1)
+        self.counters.add(call.session.counts, calls=1, failed_calls=1)
         failure = describe_failure(error)
         if call.stay is None:
             return (FAILED, failure), ()
@@ -159,7 +159,8 @@ class Pipeline:
     def _count_hit(self, run: Run, seconds: float) -> None:
         if run.executable.serial not in run.call.session.met:
             self._meet(run.call.session, run.executable)
-        self.counters.hit(seconds if run.call.interest is EVER else 0.0)  # else counted with others
+        ran_s = seconds if run.call.interest is EVER else 0.0  # else counted with others
+        self.counters.hit(ran_s, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
         if self._renewal is not None:
@@ -217,8 +218,9 @@ class Pipeline:
         call.interest.enter("running")
         call.interest.check()  # in this order: who gives it up sees that it runs, or we see that
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
+        own, hits = call.session.counts, 0 if made else 1
         return self._started(
-            run, running, lambda *_: self.counters.add(calls=1, executable_hits=0 if made else 1)
+            run, running, lambda *_: self.counters.add(own, calls=1, executable_hits=hits)
         )
 
     def _started(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Finish:
@@ -275,7 +277,7 @@ class Pipeline:
         else:
             return
         executable.saved_s += saved
-        self.counters.add(saved_s=saved)
+        self.counters.add(session.counts, saved_s=saved)
 
     def _report(self, executable: Executable, made: Made | None) -> Reply:
         """What became of a call to warm up, once the program is on disk."""

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
+from jaxd_server.statistics import Counts
 from jaxd_server.value import ValuesOfSession
 from jaxd_server.values import Values
 
@@ -42,6 +43,7 @@ class Session:
         skeletons: of arguments, by the numbers that the client has given them.
         device: the index of the one that its calls run on, unless their function says another.
         unfinished: its calls that were under way when their connection ended.
+        counts: what is counted for its principal; None: only for all.
     """
 
     id: str
@@ -57,6 +59,7 @@ class Session:
     skeletons: dict[int, bytes] = field(default_factory=dict)
     device: int = 0
     unfinished: WeakSet[OpenCall] = field(default_factory=WeakSet)
+    counts: Counts | None = None
 
     def __post_init__(self) -> None:
         self.values = ValuesOfSession(self.principal)
@@ -70,6 +73,7 @@ class Sessions:
         values: told when one ends, so that its values go.
         clock: seconds that only grow.
         devices: choose one for each session; None: there is only one.
+        counts: where is counted for a principal; None: nowhere but for all.
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class Sessions:
         values: Values | None = None,
         clock: Callable[[], float] = time.monotonic,
         devices: Devices | None = None,
+        counts: Callable[[str], Counts | None] = lambda principal: None,
     ) -> None:
         self._grace_s = grace_s
         self._clock = clock
         self._values = Values() if values is None else values
         self._sessions: dict[str, Session] = {}
         self._devices = devices
+        self._counts = counts
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
@@ -107,6 +113,7 @@ class Sessions:
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
+                session.counts = self._counts(principal)
                 if devices is not None and len(devices) > 1:
                     session.device = devices.freest(self._sessions.values(), in_use)
                 self._sessions[session.id] = session

@@ -25,7 +25,7 @@ from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.marshal import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.replies import Reply
 from jaxd_server.signature import signature_of
-from jaxd_server.statistics import Counters
+from jaxd_server.statistics import Counters, Counts
 
 __all__ = ["Stages"]
 
@@ -53,7 +53,11 @@ class Stages:
         self._devices = Devices()
 
     def answer(
-        self, source: FunctionSource, args: tuple[Any, ...], buffers: Sequence[memoryview]
+        self,
+        source: FunctionSource,
+        args: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+        own: Counts | None = None,
     ) -> Reply:
         """What is asked for, as JSON; never raises: an error comes back as that of a call does.
 
@@ -62,6 +66,7 @@ class Stages:
             args: key, skeleton, stage, dialect and whether with places; see
                 `jaxd_protocol.calls`.
             buffers: the pickles of the skeleton.
+            own: for whom is counted.
         """
         try:
             key, skeleton, stage, dialect, places = _checked(args)
@@ -70,7 +75,7 @@ class Stages:
                 function = self._function(key, source)
                 self._devices.of(function.options.device, 0)
                 arguments = _arguments(function, skeleton, buffers)
-                with self._compiler.room():
+                with self._compiler.room(), self._counters.on_behalf_of(own):
                     found = self._shown(function, arguments, stage, dialect, places=places)
                 return json.dumps(found), ()
             finally:

@@ -1,16 +1,20 @@
-"""Counters of the whole worker, and the frozen snapshot that people see."""
+"""Counters of the whole worker, and of each principal that is not shown those."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Counters"]
+__all__ = ["Counters", "Counts"]
 
 
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """What was done for somebody, or for all; see `jaxd.Statistics`."""
+
     calls: int = 0
     traces: int = 0
     lowers: int = 0
@@ -34,33 +38,67 @@ class Counters:
     """Counts what the worker did since it started; safe from any thread."""
 
     def __init__(self) -> None:
-        self._counts = _Counts()
-        self._lock = threading.Lock()  # guards _counts
+        self._counts = Counts()
+        self._own: dict[str, Counts] = {}
+        self._lock = threading.Lock()  # guards all counts
+        self._behalf = threading.local()
         self._started = time.monotonic()
         self._last_activity = self._started
 
-    def add(self, **amounts: float) -> None:
-        """Adds to the named counters."""
+    def of(self, principal: str) -> Counts:
+        """What is counted for one principal, from the first time that this is asked."""
+        with self._lock:
+            return self._own.setdefault(principal, Counts())
+
+    def forget(self, principal: str) -> None:
+        """Whoever has that name next is somebody else."""
+        with self._lock:
+            self._own.pop(principal, None)
+
+    @contextmanager
+    def on_behalf_of(self, own: Counts | None) -> Iterator[None]:
+        """Within it, what this thread counts is counted for somebody as well."""
+        before = getattr(self._behalf, "own", None)
+        self._behalf.own = own
+        try:
+            yield
+        finally:
+            self._behalf.own = before
+
+    def add(self, own: Counts | None = None, /, **amounts: float) -> None:
+        """Adds to the named counters.
+
+        Args:
+            own: for whom as well; None: for whom this thread counts, if for anybody.
+            amounts: what is added to which.
+        """
+        own = own or getattr(self._behalf, "own", None)
         with self._lock:
             self._last_activity = time.monotonic()
-            for name, amount in amounts.items():
-                setattr(self._counts, name, getattr(self._counts, name) + amount)
+            for counts in (self._counts,) if own is None else (self._counts, own):
+                for name, amount in amounts.items():
+                    setattr(counts, name, getattr(counts, name) + amount)
 
-    def hit(self, run_s: float = 0.0) -> None:
+    def hit(self, run_s: float = 0.0, own: Counts | None = None) -> None:
         """Counts one call that a ready executable answered; the warm path's only counting."""
         with self._lock:
             self._last_activity = time.monotonic()
             self._counts.calls += 1
             self._counts.executable_hits += 1
             self._counts.run_s += run_s
+            if own is not None:
+                own.calls += 1
+                own.executable_hits += 1
+                own.run_s += run_s
 
     @property
     def idle_s(self) -> float:
         """Seconds since anything was counted."""
         return time.monotonic() - self._last_activity
 
-    def snapshot(self) -> dict[str, float]:
-        """All counters by name, with `uptime_s` in seconds."""
+    def snapshot(self, own: Counts | None = None) -> dict[str, float]:
+        """All counters by name, of somebody or of all, with `uptime_s` in seconds."""
+        counts = self._counts if own is None else own
         with self._lock:
-            counts = {name: getattr(self._counts, name) for name in _Counts.__slots__}
-        return {**counts, "uptime_s": round(time.monotonic() - self._started, 3)}
+            found = {name: getattr(counts, name) for name in Counts.__slots__}
+        return {**found, "uptime_s": round(time.monotonic() - self._started, 3)}

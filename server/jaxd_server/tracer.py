@@ -37,7 +37,7 @@ from jaxd_server.marshal import (
     structure_of,
 )
 from jaxd_server.parent_death import die_with_the_parent
-from jaxd_server.statistics import Counters
+from jaxd_server.statistics import Counters, Counts
 from jaxd_server.tracer_messages import (
     Event,
     Failed,
@@ -236,7 +236,7 @@ class _Tally(Counters):
         super().__init__()
         self._of = threading.local()
 
-    def add(self, **amounts: float) -> None:
+    def add(self, own: Counts | None = None, /, **amounts: float) -> None:
         counts = self._of.__dict__
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount

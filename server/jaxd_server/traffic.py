@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from jaxd_protocol.wire import BulkChannel
 
@@ -13,27 +14,30 @@ class Traffic:
     """Adds up what each channel counts for itself. Thread-safe."""
 
     def __init__(self) -> None:
-        self._open: set[BulkChannel] = set()
-        self._received = 0
-        self._sent = 0
+        self._open: dict[BulkChannel, str] = {}
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
         self._lock = threading.Lock()  # guards all of the above
 
-    def add(self, channel: BulkChannel) -> None:
-        """A connection began."""
+    def add(self, channel: BulkChannel, principal: str = "") -> None:
+        """A connection of a principal began."""
         with self._lock:
-            self._open.add(channel)
+            self._open[channel] = principal
 
     def remove(self, channel: BulkChannel) -> None:
         """A connection ended; its bytes still count."""
         with self._lock:
-            self._open.discard(channel)
-            self._received += channel.reader.bytes_received
-            self._sent += channel.writer.bytes_sent
+            principal = self._open.pop(channel)
+            self._received[principal] += channel.reader.bytes_received
+            self._sent[principal] += channel.writer.bytes_sent
 
-    def totals(self) -> dict[str, int]:
-        """`bytes_received` and `bytes_sent` since the worker started."""
+    def totals(self, principal: str | None = None) -> dict[str, int]:
+        """`bytes_received` and `bytes_sent` since the worker started, of one or of all."""
         with self._lock:
-            return {
-                "bytes_received": self._received + sum(c.reader.bytes_received for c in self._open),
-                "bytes_sent": self._sent + sum(c.writer.bytes_sent for c in self._open),
-            }
+            received, sent = self._received.copy(), self._sent.copy()
+            for channel, whose in self._open.items():
+                received[whose] += channel.reader.bytes_received
+                sent[whose] += channel.writer.bytes_sent
+        if principal is None:
+            return {"bytes_received": received.total(), "bytes_sent": sent.total()}
+        return {"bytes_received": received[principal], "bytes_sent": sent[principal]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,7 @@ class Values:
         self._names: dict[tuple[str, str], Named] = {}
         self._room = ValueRoom(limit, share)
         self._count = 0
+        self._count_of: Counter[str] = Counter()
         self._on_owners = on_owners
         self._owners: set[str] = set()
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
@@ -63,6 +65,12 @@ class Values:
     def limit(self) -> int:
         """Bytes that all of them may take; 0: as many as there is room for."""
         return self._room.limit
+
+    def of(self, principal: str) -> dict[str, int]:
+        """How many values a principal has, in its sessions and under names, and their bytes."""
+        with self._lock:
+            nbytes = self._room.used.get(principal, 0)
+            return {"values": self._count_of[principal], "value_bytes": nbytes}
 
     def are_missed(self) -> bool:
         """Whether there is any that its client does not have as well."""
@@ -176,6 +184,7 @@ class Values:
 
     def _charge(self, principal: str, nbytes: int, count: int) -> None:
         self._count += count
+        self._count_of[principal] += count
         self._room.charge(principal, nbytes)
 
     def name(

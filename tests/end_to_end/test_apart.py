@@ -131,6 +131,35 @@ def test_only_the_owner_may_have_programs_verified(two: Two) -> None:
         two.bob.caller.ask("verify", 1)
 
 
+def test_statistics_are_ones_own(two: Two) -> None:
+    """Of what others do and hold neither names nor sums are shown; the owner is shown all."""
+    before, all_before = two.bob.statistics(), two.owner.statistics()
+    assert (before.traces, before.compiles) == (0, 0), "Alice had it made"
+    assert (before.connections, before.functions, before.executables) == (1, 1, 1)
+    assert before.values == 0
+    two.alice.persistent_call(common_step)(X)
+    two.alice.persistent_call(lambda x: x + 4)(X)
+    kept = two.bob.put(np.ones(7, np.float32))
+    after, all_after = two.bob.statistics(), two.owner.statistics()
+    assert after.values == 1
+    same = ("calls", "failed_calls", "executable_hits", "traces", "compiles", "run_s", "saved_s")
+    assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+    assert all_after.calls >= all_before.calls + 2
+    assert all_after.traces > all_before.traces
+    with pytest.raises(ZeroDivisionError):
+        two.bob.persistent_call(lambda x: x / 0 if 1 // 0 else x)(kept)
+    two.bob.persistent_call(lambda x: x + 5)(kept)
+    mine = two.bob.statistics()
+    assert mine.calls == after.calls + 2
+    assert mine.failed_calls == after.failed_calls + 1
+    assert (mine.compiles, mine.functions) == (after.compiles + 1, after.functions + 1)
+    assert mine.bytes_received < two.owner.statistics().bytes_received
+    told = two.bob.caller.ask("statistics")
+    assert not {"running_calls", "left_behind", "queued_builds", "held_calls"} & told.keys()
+    totals = two.bob.caller.ask("functions")["totals"]
+    assert totals["calls"] == mine.calls
+
+
 def test_a_program_that_both_use_is_made_once(two: Two) -> None:
     """Being apart costs nobody a compilation."""
     before = two.bob.statistics()

@@ -14,7 +14,6 @@ import pytest
 from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_server.call import Call
-from jaxd_server.interest import Interest
 from jaxd_server.open_calls import OpenCall, OpenCalls, Terms, in_lane, in_phase
 from jaxd_server.replies import Reply
 from tests.server.in_process import Shop
@@ -35,7 +34,7 @@ class Desk:
         self.sent: list[tuple[int, Reply, int]] = []
         self.sent_now: list[tuple[int, Reply, int]] = []
         self.freed: list[int] = []
-        self.ended: list[Interest] = []
+        self.ended: list[Call] = []
         self.calls = OpenCalls(
             Terms(lambda call: GIVEN_UP, ended=self.ended.append, **terms),
             lambda *sent: self.sent.append(sent),
@@ -58,7 +57,7 @@ def test_a_call_is_answered_by_the_thread_that_works_on_it() -> None:
     in_phase(one, "running", lambda: DONE)
     assert desk.sent == [(7, DONE, 100)]
     assert (len(desk.calls), desk.freed) == (0, [])
-    assert desk.ended == [one.interest]
+    assert [call.interest for call in desk.ended] == [one.interest]
     desk.calls.cancel(7)
     assert len(desk.sent) == 1
 

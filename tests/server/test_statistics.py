@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jaxd_server.statistics import Counters
+from jaxd_server.statistics import Counters, Counts
 from tests.server.staging import at_once
 
 
@@ -32,6 +32,31 @@ def test_a_hit_is_a_call_too() -> None:
     counters.hit()
     snapshot = counters.snapshot()
     assert (snapshot["calls"], snapshot["executable_hits"]) == (1, 1)
+
+
+def test_what_is_done_for_one_counts_for_all_and_for_that_one() -> None:
+    """Named, or by the thread that works for it, which also works for nobody again."""
+    counters = Counters()
+    alice, bob = counters.of("alice"), counters.of("bob")
+    assert counters.of("alice") is alice
+    counters.add(alice, calls=1)
+    counters.hit(0.5, bob)
+    with counters.on_behalf_of(alice):
+        counters.add(traces=1)
+        with counters.on_behalf_of(None):
+            counters.add(traces=10)
+        counters.add(bob, compiles=1)
+    counters.add(lowers=1)
+
+    def seen(own: Counts | None) -> list[float]:
+        found = counters.snapshot(own)
+        return [found[name] for name in ("calls", "executable_hits", "traces", "compiles", "run_s")]
+
+    assert seen(None) == [2, 1, 11, 1, 0.5]
+    assert seen(alice) == [1, 0, 1, 0, 0.0]
+    assert seen(bob) == [1, 1, 0, 1, 0.5]
+    counters.forget("alice")
+    assert seen(counters.of("alice")) == [0, 0, 0, 0, 0.0]
 
 
 def test_nothing_is_lost_between_threads() -> None:

@@ -55,3 +55,17 @@ def test_what_one_end_sends_the_other_receives(ends: tuple[BulkChannel, BulkChan
     talk(ends)
     received = sum(channel.reader.bytes_received for channel in ends)
     assert traffic.totals()["bytes_received"] == received
+
+
+def test_each_principal_has_its_own(ends: tuple[BulkChannel, BulkChannel]) -> None:
+    """Open or closed."""
+    traffic = Traffic()
+    traffic.add(ends[0], "alice")
+    traffic.add(ends[1], "bob")
+    talk(ends)
+    alices, bobs = traffic.totals("alice"), traffic.totals("bob")
+    assert alices["bytes_received"] > 1_000 > alices["bytes_sent"] > 0
+    assert bobs["bytes_sent"] > 1_000 > bobs["bytes_received"] > 0
+    traffic.remove(ends[0])
+    assert traffic.totals("alice") == alices
+    assert traffic.totals("nobody") == {"bytes_received": 0, "bytes_sent": 0}
