@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from jaxd.blocks import Block, Place, Pool
 from jaxd.jax_side import loaded_jax
 from jaxd.user_trees import leaves_of, map_leaves
 
-__all__ = ["empty", "shared_copy", "view_of"]
+__all__ = ["Room", "empty", "shared_copy", "view_of"]
 
 _WORTH_BYTES: Final = 1 << 16
 """Smaller arrays travel inside of the message anyway."""
+
+
+class Room(NamedTuple):
+    """Block and offset of each array, in one list; their data; the block, held by these views."""
+
+    places: Sequence[int]
+    data: Sequence[memoryview]
+    block: Block
+
+    def filled(self) -> None:
+        """The server has answered. Until then it may write, however the caller was stopped."""
+        self.block.is_awaited = False
 
 
 def empty(pool: Pool, shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:

@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.forking import forget_after_fork
-from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd.pending import CalledBack
+from jaxd_protocol.errors import ProtocolError
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
     from jaxd.transport import ClientConnection
 
-__all__ = ["Callbacks", "CalledBack"]
+__all__ = ["Callbacks"]
 
 _MAX_CALLS: Final = 256
-
-
-class CalledBack(ConnectionLost):
-    """As `ConnectionLost`, of a call that is not to be repeated by itself."""
 
 
 class Callbacks:

@@ -10,11 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.arguments import encode_arguments
-from jaxd.callbacks import CalledBack
 from jaxd.encoded import Encoded
-from jaxd.hearing import HEARD
 from jaxd.link import Link
-from jaxd.pending import WORD_S
+from jaxd.pending import WORD_S, CalledBack
 from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
@@ -158,8 +156,9 @@ class Caller(Link):
         for _ in range(MAX_WORKERS):
             connection = self.connection()
             number = connection.number()
-            if self.hearing.before.is_waiting:
-                self.hearing.before.again(call, connection, number)
+            heard = self._hearing.made
+            if heard is not None and heard.before.is_waiting:
+                heard.before.again(call, connection, number)
             ready = False
             load = self.routes.load(call, connection, spare=True, deadline=deadline)
             remote = connection.remote
@@ -282,6 +281,8 @@ class Caller(Link):
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
         """A call of ours reports how far it is, or what its user should know."""
+        from jaxd.hearing import HEARD
+
         if kind in HEARD:
             self.hearing.event(connection, number, kind, content)
         elif kind == "warning":

@@ -8,16 +8,15 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.callbacks import Callbacks
 from jaxd.forking import forget_after_fork
-from jaxd.hearing import Hearing
+from jaxd.later import Later
 from jaxd.notices import Notices
 from jaxd.progress import Progress
 from jaxd.remote_values import RemoteValues
 from jaxd.routes import Routes
-from jaxd.sent_before import SentBefore
 from jaxd.settings import Settings
 from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
@@ -25,7 +24,11 @@ from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError
 
 if TYPE_CHECKING:
+    from jaxd.callbacks import Callbacks
+    from jaxd.drops import Drops
+    from jaxd.hearing import Hearing
     from jaxd.pending import Answers
+    from jaxd.sent_before import SentBefore
     from jaxd.transport import ClientConnection
 
 __all__ = ["Link"]
@@ -47,8 +50,6 @@ class Link:
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
-        hearing: says here what calls say there.
-        callbacks: runs here what programs call back.
         routes: how large arrays travel.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
@@ -59,8 +60,8 @@ class Link:
         self._answers = answers
         self.progress = Progress()
         self.notices = Notices()
-        self.hearing = Hearing(self.notices, self.progress)
-        self.callbacks = Callbacks()
+        self._hearing = Later(self._make_hearing)
+        self._callbacks = Later(_make_callbacks)
         self.routes = Routes()
         self.after_fork()
         forget_after_fork(self)
@@ -74,10 +75,25 @@ class Link:
         self.address: Address | None = None
         self.session: str | None = None
         self.remote: RemoteValues | None = None
-        self._sent_before: SentBefore | None = None
+        self._sent_before: Later[SentBefore] | None = None
         self._says_goodbye = False
         self.accepts: str | None = None
         self.platform = "cpu"
+
+    @property
+    def hearing(self) -> Hearing:
+        """Says here what calls say there."""
+        return self._hearing()
+
+    def _make_hearing(self) -> Hearing:
+        from jaxd.hearing import Hearing
+
+        return Hearing(self.notices, self.progress)
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Runs here what programs call back."""
+        return self._callbacks()
 
     @property
     def connected(self) -> bool:
@@ -186,9 +202,8 @@ class Link:
         else:
             self.session = welcome["session"]
             self.remote = RemoteValues(self, self.session, str(self.address), connection.worker)
-            self._sent_before = SentBefore(
-                self.remote.drops, self.address, compress=self.settings.compress
-            )
+            make = partial(_make_sent_before, self.remote.drops, self.address, self.settings)
+            self._sent_before = Later(make)
             if not self._says_goodbye:
                 self._says_goodbye = True
                 atexit.register(_say_goodbye, weakref.ref(self))
@@ -225,6 +240,18 @@ class Link:
             raise rebuild_failure(value[1])
         report: dict[str, Any] = json.loads(value)
         return report
+
+
+def _make_callbacks() -> Callbacks:
+    from jaxd.callbacks import Callbacks
+
+    return Callbacks()
+
+
+def _make_sent_before(drops: Drops, where: Address, settings: Settings) -> SentBefore:
+    from jaxd.sent_before import SentBefore
+
+    return SentBefore(drops, where, compress=settings.compress)
 
 
 def _say_goodbye(of: weakref.ref[Link]) -> None:

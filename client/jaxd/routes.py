@@ -17,11 +17,12 @@ from jaxd_protocol.elsewhere import ABSENT, BLOCK, PROOF_BYTES, Row, unpack_ids
 from jaxd_protocol.errors import ConnectionLost, JaxdError
 
 if TYPE_CHECKING:
+    from jaxd.block_arrays import Room
     from jaxd.blocks import Block, Place, Pool
     from jaxd.sent_before import Spared
     from jaxd.transport import ClientConnection
 
-__all__ = ["Data", "Load", "Room", "Routes"]
+__all__ = ["Data", "Load", "Routes"]
 
 SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
@@ -85,18 +86,6 @@ class Load(NamedTuple):
             self.spared.settle(ready=reply is not None, refused=refused, sent=sent)
 
 
-class Room(NamedTuple):
-    """Block and offset of each array, in one list; their data; the block, held by these views."""
-
-    places: Sequence[int]
-    data: Sequence[memoryview]
-    block: Block
-
-    def filled(self) -> None:
-        """The server has answered. Until then it may write, however the caller was stopped."""
-        self.block.is_awaited = False
-
-
 class Routes:
     """Chooses the ways for the calls of one caller. Thread-safe.
 
@@ -140,7 +129,7 @@ class Routes:
         if not call.buffers:
             return Load(call.rows, call.buffers)
         sent_before = connection.sent_before
-        spared = sent_before.spare(call, connection, deadline) if spare and sent_before else None
+        spared = sent_before().spare(call, connection, deadline) if spare and sent_before else None
         try:
             rows = list(spared.rows) if spared else []
             places = self._load_blocks(call, connection, rows, copied=copied)
@@ -191,7 +180,7 @@ class Routes:
         total = sum(sizes)
         if total < SHARED_BYTES or not connection.passes_descriptors:
             return None
-        from jaxd.block_arrays import view_of
+        from jaxd.block_arrays import Room, view_of
 
         block = self._pool.lease(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
         if block is None:

@@ -12,7 +12,6 @@ from rpyc.core.service import VoidService
 
 from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending, Unsent
-from jaxd.sent_before import SentBefore
 from jaxd.shared_reading import LOST, SharedReading, ignore
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import (
@@ -26,6 +25,7 @@ from jaxd_protocol.wire import BulkStream, Frame, Value
 
 if TYPE_CHECKING:
     from jaxd.remote_values import RemoteValues
+    from jaxd.sent_before import SentBefore
 
 __all__ = ["ClientConnection"]
 
@@ -43,7 +43,7 @@ class ClientConnection(SharedReading):
 
     Attributes:
         passes_descriptors: whether the server can be given open files, as far as is known.
-        sent_before: what its session has sent; set by who knows the session.
+        sent_before: gives what its session has sent; set by who knows the session.
         remote: what this process has on the server in its session; set by who knows it.
         address: of the server, for people.
         worker: which of its workers this is; set by who has heard it.
@@ -54,7 +54,7 @@ class ClientConnection(SharedReading):
         super().__init__(VoidService(), stream, max_frame_bytes)
         self._answers = answers
         self.passes_descriptors = stream.passes_descriptors
-        self.sent_before: SentBefore | None = None
+        self.sent_before: Callable[[], SentBefore] | None = None
         self.remote: RemoteValues | None = None
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd.later import Later
 from jaxd.pending import WORD_S
 from jaxd.shapes import Shapes
 from jaxd_protocol.elsewhere import (
@@ -67,36 +67,33 @@ class ValueCalls:
         self._link = link
         self._forms: dict[_Kind, _Known] = {}
         self._shapes = Shapes()
-        self._begun: Flights | None = None
-        self._lock = threading.Lock()  # guards _begun being made
+        self._later = Later(self._begin)
+
+    def _begin(self) -> Flights:
+        from jaxd.flights import Flights
+
+        ways = self._values.connection, self._link.routes, self._values.drops
+        return Flights(*ways, self._arrived)
 
     @property
     def _flights(self) -> Flights:
-        """Those on their way; made for the first of them, because many processes have none."""
-        if self._begun is None:
-            from jaxd.flights import Flights
-
-            with self._lock:
-                if self._begun is None:
-                    ways = self._values.connection, self._link.routes, self._values.drops
-                    self._begun = Flights(*ways, self._arrived)
-        return self._begun
+        """Those on their way."""
+        return self._later()
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been sending."""
-        self._lock = threading.Lock()
-        if self._begun is not None:
-            self._begun.after_fork()
+        if self._later.made is not None:
+            self._later.made.after_fork()
         self._shapes.after_fork()
 
     def has_stranded(self) -> bool:
         """See `Flights.has_stranded`."""
-        return self._begun is not None and self._begun.has_stranded()
+        return self._later.made is not None and self._later.made.has_stranded()
 
     def fail_all(self, error: JaxdError) -> None:
         """The session is gone: nothing comes of what is on its way."""
-        if self._begun is not None:
-            self._begun.fail_all(error)
+        if self._later.made is not None:
+            self._later.made.fail_all(error)
 
     def call(self, call: Encoded) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.
@@ -290,7 +287,7 @@ class ValueCalls:
         Raises:
             BaseException: what the first of them raised that failed.
         """
-        for flight in () if self._begun is None else self._begun.wait_for_all():
+        for flight in self._flights.wait_for_all():
             if flight.error is not None:
                 raise flight.error
 

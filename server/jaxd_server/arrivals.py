@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from jaxd_protocol.calls import fingerprint_of
 from jaxd_protocol.errors import PackingError, ProtocolError
-from jaxd_protocol.fingerprint import Part, There, walk
+from jaxd_protocol.fingerprint import Part, walk
+from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.table import ClassId, server_table

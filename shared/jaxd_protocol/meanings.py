@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.facts import Fingerprint, Part, Source
-from jaxd_protocol.fingerprint.world import SALT, There
+from jaxd_protocol.fingerprint.world import SALT
 from jaxd_protocol.packages import Package
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.there import There
 
 __all__ = ["Meaning"]
 
@@ -60,6 +63,8 @@ class Meaning(NamedTuple):
             modules: the client's local modules, as they arrived.
             sources: those of them that are not imported yet.
         """
+        from jaxd_protocol.fingerprint.there import There  # clients have no use for it
+
         return There(self.salt, self.packages, self.local, self.carried, modules, sources)
 
     def to_message(self) -> tuple[Any, ...]:

@@ -6,7 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from jaxd.callbacks import Callbacks, CalledBack
+from jaxd.callbacks import Callbacks
+from jaxd.pending import CalledBack
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 
 CONNECTION: Any = Mock(address="a server")

@@ -187,8 +187,8 @@ def slow(live: LiveServer) -> Iterator[Callable[[], Client]]:
             client = clients.enter_context(connect(throttle.address, token=TOKEN))
             sent_before = client.caller.connection().sent_before
             assert sent_before is not None
-            sent_before._worth._speeds.clear()
-            sent_before._worth._speeds.append(0.0)
+            sent_before()._worth._speeds.clear()
+            sent_before()._worth._speeds.append(0.0)
             return client
 
         yield make

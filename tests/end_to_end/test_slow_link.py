@@ -42,8 +42,8 @@ def far(client: Client) -> Client:
     """A client that takes its server for one that is far away."""
     sent_before = client.caller.connection().sent_before
     assert sent_before is not None
-    sent_before._worth._speeds.clear()
-    sent_before._worth._speeds.append(0.0)
+    sent_before()._worth._speeds.clear()
+    sent_before()._worth._speeds.append(0.0)
     return client
 
 

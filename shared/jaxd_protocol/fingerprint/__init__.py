@@ -12,7 +12,7 @@ from jaxd_protocol.fingerprint.facts import Fingerprint, Note, Part, Reach, Unsh
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.fingerprint.walk import Walk, Walked
-from jaxd_protocol.fingerprint.world import Here, There, World
+from jaxd_protocol.fingerprint.world import Here, World
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.archives import Archives
@@ -23,7 +23,6 @@ __all__ = [
     "Note",
     "Part",
     "Reach",
-    "There",
     "Unshared",
     "Walked",
     "World",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.fingerprint.facts import Fingerprint, Reach
 from jaxd_protocol.fingerprint.findings import Findings, shown
@@ -42,7 +42,7 @@ class CyclicClasses(Exception):
         self.cls = cls
 
 
-class Walked(NamedTuple):
+class Walked:
     """A finished walk.
 
     Attributes:
@@ -51,9 +51,12 @@ class Walked(NamedTuple):
         guards: whether it still means that.
     """
 
-    fingerprint: Fingerprint
-    reach: Reach
-    guards: Guards
+    __slots__ = ("fingerprint", "guards", "reach")
+
+    def __init__(self, fingerprint: Fingerprint, reach: Reach, guards: Guards) -> None:
+        self.fingerprint = fingerprint
+        self.reach = reach
+        self.guards = guards
 
 
 class Walk(Findings):

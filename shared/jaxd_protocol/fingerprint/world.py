@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.fingerprint.pristine import is_pristine
 from jaxd_protocol.installed import is_local_file, is_local_module
 from jaxd_protocol.packages import Package, package_of
 
-__all__ = ["SALT", "Here", "There", "World", "is_extension"]
+__all__ = ["SALT", "Here", "World", "is_extension"]
 
 SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 """What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""
@@ -88,47 +87,6 @@ class Here:
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """Whether somebody may have put another value into an installed module."""
         return not is_pristine(module, name, value, self.is_local)
-
-
-class There(NamedTuple):
-    """The client's process, as a server sees it: it replays what the client decided.
-
-    Attributes:
-        salt, packages, local, carried: what the client said.
-        modules: the client's local modules, as they arrived.
-        sources: those of them that are not imported yet.
-    """
-
-    salt: bytes
-    packages: Mapping[str, Package]
-    local: Mapping[str, bool]
-    carried: frozenset[str]
-    modules: Mapping[str, ModuleType] = {}
-    sources: Mapping[str, Source] = {}
-
-    def is_local(self, module: str) -> bool:
-        """What the client said; a module that it did not meet is looked at here."""
-        said = self.local.get(module)
-        return is_local_module(module) if said is None else said
-
-    def package(self, module: str) -> Package | None:
-        """The client's version."""
-        parts = module.split(".")
-        names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-        return next((self.packages[name] for name in names if name in self.packages), None)
-
-    def module(self, name: str) -> ModuleType | None:
-        """The client's own module before one of this process."""
-        came = self.modules.get(name)
-        return came or (None if self.is_local(name) else sys.modules.get(name))
-
-    def source(self, name: str) -> Source | None:
-        """The source that came with the function."""
-        return self.sources.get(name)
-
-    def carries(self, module: ModuleType, name: str, value: Any) -> bool:
-        """What the client said."""
-        return f"{module.__name__}:{name}" in self.carried
 
 
 def _found(module: str) -> bool:

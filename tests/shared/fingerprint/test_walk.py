@@ -11,8 +11,9 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint import walk as package_walk
+from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.fingerprint.world import SALT, Here, There
+from jaxd_protocol.fingerprint.world import SALT, Here
 from tests.shared.fingerprint.defining import define, digest_of, function, seen
 
 LIST = [1]

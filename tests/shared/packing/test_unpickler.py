@@ -8,7 +8,8 @@ import cloudpickle
 import pytest
 
 from jaxd_protocol.errors import MissingPackage
-from jaxd_protocol.fingerprint import There, walk
+from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.fingerprint.world import SALT
 from jaxd_protocol.packing import pack_function, unpack, unpack_function
 
