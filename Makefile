@@ -55,7 +55,7 @@ test: $(VENV)/.dev
 	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS)
 
 soak: $(VENV)/.dev
-	@$(bin)/python -m pytest -q -m soak -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
+	@$(bin)/python -m pytest -q -m soak -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 	@test $(SOAK_S) = 0 || PYTHONPATH=client:server:shared $(bin)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 faults: $(VENV)/.dev

@@ -64,7 +64,7 @@ def program(live: LiveServer, text: str, *arguments: str) -> Iterator[subprocess
 
 def output(process: subprocess.Popen[str]) -> str:
     """What a process still says; it has to end well."""
-    said, complaints = process.communicate(timeout=50)
+    said, complaints = process.communicate(timeout=150)
     assert (process.returncode, complaints) == (0, "")
     return said
 
