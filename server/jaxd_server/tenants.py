@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import pwd
 import re
@@ -25,8 +26,19 @@ _TABLE: Final = "users.json"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
 """Where root's server keeps what others own: nobody else can enter root's home."""
 
-_END_ALL: Final = "import os; os.getuid() and os.kill(-1, 9)"
-"""In a process of the user's: all that it may end, at once, however fast they make others."""
+_END_ALL: Final = """
+import os, sys
+uid, gid = map(int, sys.argv[1:])
+os.setgroups([])
+os.setgid(gid)
+os.setuid(uid)
+if uid and os.getresuid() == (uid, uid, uid):
+    try:
+        os.kill(-1, 9)
+    except ProcessLookupError:  # there are none
+        pass
+"""
+"""Becomes the user, and ends all that this may end: at once, however fast they make others."""
 
 _END_S: Final = 10.0
 
@@ -79,13 +91,11 @@ class Tenants:
         user = tenant.user
         if user is None or self._assigned.get(tenant.principal) != user.uid:
             return
-        with suppress(OSError, subprocess.SubprocessError):  # it cannot have run anything either
-            subprocess.run(  # noqa: S603  our own interpreter
-                [sys.executable, "-I", "-S", "-c", _END_ALL],
-                check=False,
-                timeout=_END_S,
-                **tenant.process(),
-            )
+        words = [sys.executable, "-I", "-S", "-c", _END_ALL, str(user.uid), str(user.gid)]
+        try:
+            subprocess.run(words, check=True, timeout=_END_S)  # noqa: S603  our own interpreter
+        except (OSError, subprocess.SubprocessError) as error:
+            log_event("processes_not_ended", level=logging.WARNING, user=user.uid, why=str(error))
 
     def end_all_processes(self) -> None:
         """As `end_processes`, of all who were here and have any."""

@@ -153,7 +153,9 @@ def test_folders_that_their_owners_cannot_enter_are_refused(
 
 
 @as_root
-def test_what_an_account_has_left_behind_is_ended(options: ServerOptions) -> None:
+def test_what_an_account_has_left_behind_is_ended(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
     """And nothing of others: neither of other accounts, nor of those who can log in."""
     tenants = Tenants(options)
     mine, other = tenants.of("account:a"), tenants.of("account:b")
@@ -172,6 +174,8 @@ def test_what_an_account_has_left_behind_is_ended(options: ServerOptions) -> Non
         tenants.end_all_processes()
         assert sleeping["account:b"].wait(30) == -9
         assert sleeping[nobody.principal].poll() is None
+        tenants.end_processes(mine)  # which has none by now
+        assert "processes_not_ended" not in caplog.text
     finally:
         for process in sleeping.values():
             process.kill()
