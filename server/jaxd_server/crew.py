@@ -149,10 +149,7 @@ class Crew:
             place.post.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Replaces all workers that there are, one after the other.
-
-        Args:
-            force: also when arrays of clients are lost.
+        """Replaces all workers that there are, one after the other; see `Supervisor.restart`.
 
         Returns:
             `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
@@ -276,11 +273,13 @@ class Crew:
                 return 0
             return await place.post.run([place.listener])
         except ServerStartFailed as error:
-            self._failed[principal] = time.monotonic(), str(error)
-            log_event(
-                "worker_given_up", level=logging.WARNING, principal=principal, reason=str(error)
-            )
+            why = str(error)
+            self._failed[principal] = time.monotonic(), why
+            log_event("worker_given_up", level=logging.WARNING, principal=principal, reason=why)
             return 0
+        except Exception:  # noqa: BLE001  what went wrong for one is not for all
+            log_event("worker_given_up", level=logging.ERROR, principal=principal)
+            return 1
         finally:
             place.closing.close()
             self._leaving.discard(place)
