@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -267,8 +268,6 @@ def test_a_user_of_the_machine_gets_a_worker_as_itself(house: House) -> None:
 
 def attempts(x: Any, paths: Any, sockets: Any) -> Any:
     """What code of a client can get at, where it is traced."""
-    import socket as module
-
     got = []
     for path in paths:
         try:
@@ -282,7 +281,7 @@ def attempts(x: Any, paths: Any, sockets: Any) -> Any:
             pass
     for path in sockets:
         try:
-            with module.socket(module.AF_UNIX) as sock:
+            with socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(path)
             got.append(path)
         except OSError:
@@ -328,6 +327,39 @@ def test_a_worker_holds_nothing_that_is_not_its_own(house: House) -> None:
     for secret in ("canary", "s.token", "tls.pem", "JAXD_TOKEN", "XDG_CONFIG_HOME"):
         assert secret not in told
     assert "JAX_PLATFORMS=cpu" in told
+
+
+LIES = (
+    b'{"event": "wanted", "id": 1, "principal": "account:bob", "token": null}\n',
+    b'{"event": "accounts", "valid": {}}\n',
+    b'{"answer": 1, "status": {"calls": "x", "running": [["a"]], "idle_s": "q"}}\n',
+    b'{"event": 7}\n[1]\n',
+)
+
+
+def lies(x: Any) -> Any:
+    """Says to everybody at the other end of a socket what only a door may say, and nonsense."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            copy = os.dup(int(name))
+            with socket.socket(fileno=copy) as sock:
+                sock.setblocking(False)
+                sock.send(b"".join(LIES))
+    return x
+
+
+@pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
+def test_what_a_worker_says_is_believed_of_itself_only(house: House) -> None:
+    """Code of its client may have made it say that; it loses its own worker by it."""
+    bobs, alices = house.bob.info(), pid_of(house.alice)
+    with pytest.raises(errors.JaxdError):
+        house.alice.persistent_call(lies)(X)
+    assert house.alice.persistent_call(double)(X).tolist() == [2.0] * 3
+    assert pid_of(house.alice) != alices
+    assert house.bob.info() == bobs
+    rows = house.rows()
+    assert rows["account:bob"]["worker_state"] == "ready"
+    assert rows["account:bob"]["epoch"] == 1
 
 
 def _ids(pid: int) -> tuple[set[int], set[int], set[int]]:
