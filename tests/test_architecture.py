@@ -286,6 +286,18 @@ def test_every_public_name_is_exported() -> None:
     assert {"connect", "errors", "persistent_call", "statistics"} <= set(jaxd.__all__)
 
 
+def test_no_module_of_the_client_is_called_as_a_public_name() -> None:
+    """Its import would put it in the place of a function that is loaded when it is asked for."""
+    modules = {file.stem for file in PACKAGES["jaxd"].iterdir()}
+    assert modules & set(jaxd.__all__) == {"errors"}
+
+
+def test_what_is_no_public_name_is_an_attribute_error() -> None:
+    """As of any module, although the names are looked up one by one."""
+    with pytest.raises(AttributeError, match=r"module 'jaxd' has no attribute 'persistent_cal'"):
+        jaxd.persistent_cal  # noqa: B018
+
+
 @pytest.mark.parametrize("name", jaxd.__all__)
 def test_every_public_name_is_documented(name: str) -> None:
     """Each name of the package has a docstring of its own; data is described by its module."""
