@@ -1,7 +1,4 @@
-"""What a server's program calls back runs here: on this process's own objects, as they are now.
-
-Most programs call nothing back; what that takes is imported when one does.
-"""
+"""What a server's program calls back runs here: on this process's own objects, as they are now."""
 
 from __future__ import annotations
 
@@ -10,9 +7,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd.aims import function_at
+from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
+from jaxd.inside import inside
 from jaxd.pending import CalledBack
+from jaxd.raised import raised_by
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.statics import NO_STATICS
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
@@ -55,8 +57,6 @@ class Callbacks:
         """
         if tuple(map(type, question)) != (int, bytes, bytes, int):
             raise ProtocolError("the server calls back in a way that this client does not know.")
-        from jaxd.inside import inside
-
         number, skeleton, blob, wants_result = question
         self._note(connection, number, None)
         try:
@@ -70,8 +70,6 @@ class Callbacks:
     def _call(
         self, call: Encoded, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]
     ) -> Any:
-        from jaxd.aims import function_at
-
         identity = call.spec.identity
         with identity.travelling():
             aim, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
@@ -114,15 +112,10 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
-            from jaxd.raised import raised_by
-
             raise raised_by(failure, call.spec.identity.name, connection) from error
 
 
 def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:
-    from jaxd.arguments import encode_arguments
-    from jaxd_protocol.statics import NO_STATICS
-
     with call.spec.identity.travelling():
         encoded = encode_arguments((result,), {}, NO_STATICS, {})
     return (encoded.skeleton, encoded.blob), encoded.buffers
