@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arguments import ArgumentEncoder
 from jaxd.jax_side import current_config
@@ -13,7 +14,7 @@ from jaxd.results import ResultReader
 from jaxd.user_trees import leaves_of, map_leaves
 from jaxd_protocol.calls import normal_config
 from jaxd_protocol.elsewhere import first_id, new_number, pack_ids
-from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.errors import ArgumentError, ValuesLost
 from jaxd_protocol.trees import TreeEncoder
 
 if TYPE_CHECKING:
@@ -21,10 +22,30 @@ if TYPE_CHECKING:
 
 __all__ = ["bring_home", "find_named", "forget_named", "name_array", "put", "wait"]
 
+T = TypeVar("T")
+
 
 def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
     """The tree with its arrays and numbers on the server; see `jaxd.put`."""
+    return _in_session(caller, lambda values: _put(values, tree, name, ttl_s))
+
+
+def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
+    """What `ask` returns; where the session turns out to be over, in the one that follows.
+
+    What is asked needs nothing of the old one, or says by itself that this is gone.
+    """
     values = caller.values()
+    try:
+        return ask(values)
+    except ValuesLost:
+        following = caller.values()
+        if following is values:
+            raise
+        return ask(following)
+
+
+def _put(values: RemoteValues, tree: Any, name: str | None, ttl_s: float | None) -> Any:
     found = leaves_of(tree)
     arrays = iter(_placed(values, [leaf for leaf in found if not _is_there(leaf, values)]))
     placed = map_leaves(lambda leaf: leaf if _is_there(leaf, values) else next(arrays), tree)
@@ -102,7 +123,11 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    values, number = caller.values(), new_number()
+    return _in_session(caller, lambda values: _named(values, name))
+
+
+def _named(values: RemoteValues, name: str) -> Any:
+    number = new_number()
     value, _ = values.ask("named", name, number, makes=number)
     layout = ResultReader({}).layout(value[1])
     return layout.build(values.remote(first_id(number), layout.leaves))
@@ -110,7 +135,7 @@ def find_named(caller: Caller, name: str) -> Any:
 
 def forget_named(caller: Caller, name: str) -> bool:
     """Removes a name; whether it was there."""
-    value, _ = caller.values().ask("unname", name)
+    value, _ = _in_session(caller, lambda values: values.ask("unname", name))
     return bool(value[1])
 
 

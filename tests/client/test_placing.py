@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, RemoteArray, placing
-from jaxd.errors import ArgumentError
+from jaxd.errors import ArgumentError, ValuesLost
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
 
@@ -31,6 +31,25 @@ def test_an_array_of_another_client_comes_home_first(live: Any, client: Client) 
         ours = client.put(theirs)
         assert ours is not theirs
         np.testing.assert_array_equal(np.asarray(ours), np.arange(3))
+
+
+def test_what_is_new_needs_nothing_of_a_session_that_is_over(client: Client) -> None:
+    """As after the death of a worker, of which an idle client has not heard."""
+
+    def ends() -> None:
+        client.caller.connection().shut()
+        client.caller.session = None
+
+    old = client.put(np.ones(3))
+    ends()
+    tree = client.put({"x": np.arange(3)}, name="after-the-end")
+    np.testing.assert_array_equal(np.asarray(tree["x"]), np.arange(3))
+    ends()
+    np.testing.assert_array_equal(np.asarray(client.named("after-the-end")["x"]), np.arange(3))
+    ends()
+    assert client.forget("after-the-end")
+    with pytest.raises(ValuesLost, match="needs 1 of them"):
+        client.put([old, 2.0])
 
 
 @pytest.mark.parametrize("odd", [object(), {1, 2}, b"bytes", range(3)])
