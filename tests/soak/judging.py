@@ -15,6 +15,9 @@ CUTS: Final = ("connection cut", "connections cut", *ENDS_WORKER)
 NEVER_REPEATED: Final = ("calling_back", "in_flight")
 """Turns whose calls may have had effects, or large arguments that have changed since."""
 
+NEEDS_NOTHING: Final = "name"
+"""A turn that sends what is new, and so has nothing to lose with a worker."""
+
 _BUSY_S: Final = 55.0
 """Clients come again for about as long before they are told."""
 
@@ -74,8 +77,8 @@ def explanation(line: Mapping[str, Any], faults: Faults) -> str | None:
     """
     names, began, ended = line["error"], line["called"], line["ended"]
     deaths = faults.between(began, ended, *ENDS_WORKER)
-    cuts = faults.between(began, ended, *CUTS)
-    if "ValuesLost" in names:
+    is_down = bool(faults.between(began, ended, "server killed"))
+    if "ValuesLost" in names and line["kind"] != NEEDS_NOTHING:
         lost = faults.between(line["since"], ended, *ENDS_WORKER)
         return "its values were on a worker that was ended" if lost else None
     if "Quarantined" in names:
@@ -84,15 +87,20 @@ def explanation(line: Mapping[str, Any], faults: Faults) -> str | None:
     if "WorkerLost" in names:
         return "two workers were ended during it" if len(deaths) >= 2 else None
     if "NoServer" in names:
-        return "the server was down" if faults.between(began, ended, "server killed") else None
-    if "ProtocolError" in names and line["kind"] == "connect":
-        return "its first connection was cut in the handshake" if cuts else None
-    if "ConnectionLost" in names:
-        if line["kind"] in NEVER_REPEATED and cuts:
-            return "its connection was cut, and it may not be repeated"
-        if faults.between(began, ended, "server killed"):
-            return "the server was down"
-        return "its connection was cut twice" if len(cuts) >= 2 else None
+        return "the server was down" if is_down else None
+    if "ConnectionLost" in names or "ProtocolError" in names:
+        return _of_cuts(line, len(faults.between(began, ended, *CUTS)), is_down=is_down)
     if "Busy" in names:
         return "no worker for a minute" if deaths and ended - began > _BUSY_S else None
     return None
+
+
+def _of_cuts(line: Mapping[str, Any], cuts: int, *, is_down: bool) -> str | None:
+    if "ProtocolError" in line["error"]:
+        is_first = line["kind"] == "connect" and cuts
+        return "its first connection was cut in the handshake" if is_first else None
+    if line["kind"] in NEVER_REPEATED and cuts:
+        return "its connection was cut, and it may not be repeated"
+    if is_down:
+        return "the server was down"
+    return "its connection was cut twice" if cuts >= 2 else None

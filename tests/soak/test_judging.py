@@ -43,6 +43,7 @@ EXPLAINED = [
 ]
 NOT = [
     (line(errors.ValuesDied), []),
+    (line(errors.ValuesDied, "name"), [KILLED]),
     (line(errors.ValuesDied), [("worker killed", 1.0, 2.0)]),
     (line(errors.ValuesDied), [CUT, ("restart", 12.0, 13.0), ("worker stopped", 12.0, 13.0)]),
     (line(errors.WorkerLost), [KILLED]),
