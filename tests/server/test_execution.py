@@ -8,6 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import OutOfMemory
 from jaxd_server import large_runs
+from jaxd_server.executable import Executable
 from jaxd_server.shortage import Shortage
 from tests.server.in_process import Kitchen, Source, read_reply
 from tests.server.test_shortage import full
@@ -45,13 +46,8 @@ def test_a_call_for_which_room_is_made_is_answered(kitchen: Kitchen) -> None:
     assert len(attempts) == 2
 
 
-def test_a_call_whose_arguments_are_gone_is_not_repeated(
-    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error is then jax's own."""
-    source = Source(lambda x: x * 3)
-    kitchen.value(source, np.float32(1))
-    (executable,) = kitchen.executables.all()
+def without_room(executable: Executable) -> list[None]:
+    """Has the device never find room for a program; grows with each attempt."""
     attempts: list[None] = []
 
     def scarce(*leaves: Any) -> list[Any]:
@@ -59,6 +55,16 @@ def test_a_call_whose_arguments_are_gone_is_not_repeated(
         raise full()
 
     executable.program.call = scarce
+    return attempts
+
+
+def test_a_call_whose_arguments_are_gone_is_not_repeated(
+    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is then jax's own."""
+    source = Source(lambda x: x * 3)
+    kitchen.value(source, np.float32(1))
+    attempts = without_room(*kitchen.executables.all())
     monkeypatch.setattr(Shortage, "are_gone", staticmethod(lambda _: True))
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         kitchen.value(source, np.float32(1))
@@ -70,13 +76,7 @@ def test_a_call_with_effects_is_not_repeated(kitchen: Kitchen) -> None:
     source = Source(lambda x: x * 5)
     kitchen.value(source, np.float32(1))
     (executable,) = kitchen.executables.all()
-    attempts: list[None] = []
-
-    def scarce(*leaves: Any) -> list[Any]:
-        attempts.append(None)
-        raise full()
-
-    executable.program.call = scarce
+    attempts = without_room(executable)
     executable.program.calls_back = True
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         kitchen.value(source, np.float32(1))
