@@ -70,6 +70,7 @@ def run(suite: Path, address: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.soak
 @pytest.mark.own_server
 def test_they_use_the_server_that_is_named(live: LiveServer, suite: Path) -> None:
     """Those that want more than that are skipped, and say why."""

@@ -104,6 +104,7 @@ def test_a_callback_may_make_calls(client: Client) -> None:
     assert float(double(21.0)) == 42.0
 
 
+@pytest.mark.soak
 def test_a_large_call_after_the_worker_was_replaced_is_just_made(
     start_live: Callable[..., LiveServer],
 ) -> None:

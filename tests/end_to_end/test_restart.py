@@ -150,6 +150,7 @@ def test_a_function_that_ends_the_worker(
     assert [line["exit_code"] for line in lines if line["event"] == "worker_exited"] == [7, 7]
 
 
+@pytest.mark.soak
 def test_statistics_survive_a_worker(start_live: StartLive) -> None:
     """A question about the server is simply asked again."""
     server = start_live()
@@ -162,6 +163,7 @@ def test_statistics_survive_a_worker(start_live: StartLive) -> None:
 # servers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_client_finds_a_server_that_was_restarted(start_live: StartLive) -> None:
     """At the same address, without being told."""
     first = start_live()

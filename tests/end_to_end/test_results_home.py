@@ -298,6 +298,7 @@ facts["repr"] = repr(box.how)
     assert facts["traces"] == 2
 
 
+@pytest.mark.soak
 @libraries("flax")
 def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:
     """Is an error that says what to do."""
@@ -355,6 +356,7 @@ except Refused as error:
 """
 
 
+@pytest.mark.soak
 def test_an_exception_of_the_users_own_comes_home_as_itself(live: LiveServer) -> None:
     """In each process, the second of which the server has not seen before."""
     for _ in range(2):

@@ -223,6 +223,7 @@ def test_a_leaf_that_is_no_data_is_refused(client: Client) -> None:
             step(State({"w": 1.0, "x": leaf}))
 
 
+@pytest.mark.soak
 def test_objects_are_traced_beside_the_worker_as_well(start_live: StartLive) -> None:
     """The tracer takes them apart as the worker does."""
     server = start_live("--trace-in", "tracer")

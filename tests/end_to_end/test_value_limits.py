@@ -34,6 +34,7 @@ def more(state: Any, by: Any) -> Any:
     return state + by
 
 
+@pytest.mark.soak
 def test_what_has_no_room_is_refused_and_nothing_is_lost(start_live: StartLive) -> None:
     """By a put and by a call; the error names the largest, and letting go of them helps."""
     live = start_live("--value-bytes", "10M")
