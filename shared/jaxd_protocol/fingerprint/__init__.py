@@ -72,7 +72,6 @@ def walk(
     world: World | None = None,
     ignore: Collection[str] = (),
     archives: Archives | None = None,
-    classes: dict[int, Walked] | None = None,
 ) -> Walked:
     """Walks over everything that a function, class or object reaches.
 
@@ -82,28 +81,22 @@ def walk(
         world: whom to ask about modules; by default this process.
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
-        classes: see `content_id`.
 
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
     """
     try:
         with _deep_recursion:
-            return Walk(world or _HERE, ignore, archives=archives, classes=classes).run(value, name)
+            return Walk(world or _HERE, ignore, archives=archives).run(value, name)
     except RecursionError as error:
         raise PackingError(f"{name} reaches objects that are nested too deeply.") from error
 
 
-def content_id(value: Any, classes: dict[int, Walked] | None = None) -> bytes:
+def content_id(value: Any) -> bytes:
     """The digest of one class or callable: sixteen bytes that are equal in every process.
 
     Kept as long as nothing that it reaches has changed. Within `shipping` it is that of a function
     whose packages count as files.
-
-    Args:
-        value: the class or callable.
-        classes: given again and again by who asks for many of them at one moment, so that classes
-            that lead to each other are walked over once.
     """
     archives = current_archives()
     content = b"" if archives is None else archives.archive.content
@@ -111,9 +104,7 @@ def content_id(value: Any, classes: dict[int, Walked] | None = None) -> bytes:
     if known is not None and known[0] is value and known[1].hold():
         return known[2]
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    if archives is not None:
-        classes = None  # what an archive has to hold comes from walking over all of them
-    walked = walk(value, name, archives=archives, classes=classes)
+    walked = walk(value, name, archives=archives)
     if len(_ids) >= _MAX_IDS:
         _ids.clear()
     _ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)

@@ -62,12 +62,6 @@ class Walked:
 class Walk(Findings):
     """One walk; to be used once, in one thread.
 
-    Args:
-        world: whom to ask about modules.
-        ignore: see `walk`.
-        archives: see `walk`.
-        classes: what classes mean, by `id`; those that this walk meets are added.
-
     Attributes:
         own_classes: classes that are part of this walk, by `id`; all others count by their digest.
         open_classes: those of the walks that this one is a part of.
@@ -80,7 +74,6 @@ class Walk(Findings):
         world: World,
         ignore: Collection[str] = (),
         archives: Archives | None = None,
-        classes: dict[int, Walked] | None = None,
     ) -> None:
         super().__init__(world, archives)
         self._ignore = frozenset(ignore)
@@ -91,7 +84,7 @@ class Walk(Findings):
         self._depth = 0
         self._is_inner = False
         self._open_sets: frozenset[int] = frozenset()
-        self._classes = {} if classes is None else classes
+        self._classes: dict[int, Walked] = {}
         self.open_classes: frozenset[int] = frozenset()
         self.own_classes: set[int] = set()
         self.read_by: set[tuple[int, int]] = set()
@@ -271,7 +264,8 @@ class Walk(Findings):
             inner = self._inner()
             inner.open_classes |= inner.own_classes
             inner.own_classes = {id(cls)}
-            known = self._classes[id(cls)] = inner.run(cls, cls.__qualname__)
+            known = inner.run(cls, cls.__qualname__)
+            self._classes[id(cls)] = known
         return known
 
     def package(self, module: str) -> None:

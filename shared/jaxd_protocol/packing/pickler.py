@@ -12,7 +12,7 @@ from collections import ChainMap, deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
-from jaxd_protocol.fingerprint import Walked, content_id
+from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
@@ -95,7 +95,6 @@ class Pickler(pickle.Pickler):
         self._strays: dict[int, StrayNamespace] = {}
         self._modules = {id(vars(module)): module for module in _modules_of(reach)}
         self._possible: dict[int, bool] = {}
-        self._walked: dict[int, Walked] = {}
 
     # what pickle asks --------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class Pickler(pickle.Pickler):
 
     def class_id(self, cls: type) -> ClassId:
         """What names a class by value."""
-        name = ClassId(content_id(cls, self._walked), cls.__qualname__, cls.__module__)
+        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
         self.classes[name] = cls
         return name
 

@@ -6,14 +6,12 @@ import abc
 import collections
 import dataclasses
 import functools
-from collections import Counter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import pytest
 
-from jaxd_protocol.fingerprint import Walked, content_id, walk
-from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.packing import pack, pack_function, unpack
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 
@@ -359,37 +357,53 @@ def test_classes_may_be_nested_as_deeply_as_one_likes(tmp_path: Path) -> None:
     assert call_there(tmp_path, packed) == {"bases": "(1, 61)", "chain": "150"}
 
 
-def test_classes_that_lead_to_each_other_are_walked_over_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """While a function is packed: a project of many classes would else take seconds."""
-    namespace: dict[str, Any] = {"__name__": "chained"}
-    exec(DEEP, namespace)
-    walked = walk(namespace["chain"], "it")
-    visits: Counter[str] = Counter()
-    run = Walk.run
-
-    def counted(self: Walk, value: Any, name: str) -> Any:
-        visits[name] += 1
-        return run(self, value, name)
-
-    monkeypatch.setattr(Walk, "run", counted)
-    pack_function(namespace["chain"], "it", walked.reach)
-    assert len(visits) == 151
-    assert max(visits.values()) == 2  # as a class of its own, and for others
+CYCLE = """
+class Small:
+    def twin(self): return Large
+class Large:
+    def twin(self): return Small
+def both(): return Small, Large
+"""
 
 
-def test_a_class_has_one_id_however_it_is_met() -> None:
-    """Walked over for itself, or found among those that lead to it."""
-    namespace: dict[str, Any] = {"__name__": "chained"}
-    exec(DEEP, namespace)
-    together: dict[int, Walked] = {}
-    content_id(namespace["C140"], together)
-    assert id(namespace["C149"]) in together
-    found = content_id(namespace["C149"], together)
-    again: dict[str, Any] = {"__name__": "chained"}
-    exec(DEEP, again)
-    assert content_id(again["C149"]) == found != content_id(again["C148"])
+@pytest.mark.parametrize("first", ["Small", "Large", "both"])
+def test_a_class_has_one_id_whatever_was_packed_before(first: str) -> None:
+    """Also one that leads back to others: arguments are found by it on the server."""
+
+    def names() -> dict[str, Any]:
+        namespace: dict[str, Any] = {"__name__": "cycled"}
+        exec(CYCLE, namespace)
+        return namespace
+
+    alone = {name: content_id(names()[name]) for name in ("Small", "Large")}
+    together = names()
+    if first == "both":
+        pack_function(together["both"], "it", walk(together["both"], "it").reach)
+    else:
+        pack(together[first], "it")
+    assert {name: content_id(together[name]) for name in alone} == alone
+
+
+REGISTRY_OF_CLASSES = """
+SCALE = 2
+def helper(x): return x * SCALE
+class K:
+    def go(self): return [each for each in S]
+S = {K, helper}
+class User:
+    items = S
+def both(): return User, K
+"""
+
+
+def test_a_change_is_noticed_behind_a_set_that_leads_back_to_itself() -> None:
+    """Whatever was packed before: the id of the class covers the helper in the set."""
+    namespace: dict[str, Any] = {"__name__": "registered"}
+    exec(REGISTRY_OF_CLASSES, namespace)
+    pack_function(namespace["both"], "it", walk(namespace["both"], "it").reach)
+    before = content_id(namespace["K"])
+    namespace["SCALE"] = 3
+    assert content_id(namespace["K"]) != before
 
 
 class Hashed:
