@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd import errors
 from jaxd.arrays_here import PRNGKeys
 from jaxd.decorator import CallOptions, persistent_call
 from jaxd.persistent_function import PersistentFunction
@@ -23,7 +24,6 @@ from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
 
 if TYPE_CHECKING:
-    from jaxd import errors
     from jaxd.batching import BatchedFunction, vmap_auto
     from jaxd.client import (
         Client,
@@ -94,8 +94,6 @@ def __getattr__(name: str) -> Any:
     """A public name, at the first time that somebody asks for it."""
     from importlib import import_module
 
-    if name == "errors":
-        return import_module("jaxd.errors")
     home = _LOADED_WHEN_ASKED_FOR.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,11 +54,11 @@ class _CallbackThread:
 
     def run(self, fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:
         """Returns at once."""
+        self._waiting.put((fn, future))
         with self._lock:
             if not self._started:
-                self._started = True
                 threading.Thread(target=self._serve, name="jaxd-callbacks", daemon=True).start()
-        self._waiting.put((fn, future))
+                self._started = True  # now: where no thread can be had, the next one is tried
 
     def after_fork(self) -> None:
         """The thread is the parent's, and so is what waits for it."""

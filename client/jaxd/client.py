@@ -156,7 +156,7 @@ def connect(
     """
     settings = _with_server(Settings.resolve(server, host, port, token))
     if device is not None:
-        settings = settings._replace(device=device_index(device))
+        settings = settings.replaced(device=device_index(device))
     client = Client(Caller(settings))
     client.caller.connection()
     return client

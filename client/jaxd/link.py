@@ -169,6 +169,8 @@ class Link:
         try:
             return self._connect()
         except ProtocolError as error:
+            if not isinstance(error.__cause__, EOFError | OSError):
+                raise  # something answers there, and it is no server
             raise NoServer(
                 f"the server at {self.address} has answered before, and now the connection to it "
                 f"ends {_HANDSHAKES} times during the handshake: it is stopping, or something in "

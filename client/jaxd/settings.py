@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxd_protocol.addresses import DEFAULT_TCP_PORT, Address
 from jaxd_protocol.errors import ConfigurationError
@@ -30,8 +30,10 @@ def config_file() -> str:
     return os.path.join(config_dir(), "config.toml")
 
 
-class Settings(NamedTuple):
-    """What one client was told, from wherever it was told.
+class Settings:
+    """What one client was told, from wherever it was told. Not to be changed; compared by content.
+
+    No named tuple, which would show the token to whoever goes through it.
 
     Attributes:
         server: the address to use; None: the local server of this environment.
@@ -44,14 +46,43 @@ class Settings(NamedTuple):
         device: the index of the server's device that calls run on; None: the server chooses.
     """
 
-    server: Address | None = None
-    token: str | None = None
-    token_file: str | None = None
-    ca_file: str | None = None
-    autostart: bool = True
-    inline: bool = False
-    compress: bool = False
-    device: int | None = None
+    __slots__ = (
+        *("server", "token", "token_file", "ca_file"),
+        *("autostart", "inline", "compress", "device"),
+    )
+
+    def __init__(
+        self,
+        server: Address | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        autostart: bool = True,
+        inline: bool = False,
+        compress: bool = False,
+        device: int | None = None,
+    ) -> None:
+        self.server = server
+        self.token = token
+        self.token_file = token_file
+        self.ca_file = ca_file
+        self.autostart = autostart
+        self.inline = inline
+        self.compress = compress
+        self.device = device
+
+    def replaced(self, **changes: Any) -> Settings:
+        """The same but for what is given."""
+        return Settings(**dict(zip(self.__slots__, self._all(), strict=True)) | changes)
+
+    def _all(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
 
     @classmethod
     def resolve(
@@ -91,7 +122,7 @@ class Settings(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        told = [f"{name}={self[at]!r}" for at, name in enumerate(self._fields) if name != "token"]
+        told = [f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "token"]
         return f"Settings({', '.join(told)})"
 
     def read_token(self) -> str | None:

@@ -8,13 +8,12 @@ import threading
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from jaxd import Client, call_future
 from jaxd.call_future import CallFuture
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client) -> None:
@@ -86,6 +85,26 @@ def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> Non
         return await asyncio.wrap_future(future)
 
     assert asyncio.run(awaited()) == 7
+
+
+def test_where_no_thread_can_be_had_the_next_callback_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And both run."""
+    callbacks, seen = call_future._CallbackThread(), SimpleQueue[str]()
+    start = threading.Thread.start
+    refusals = [RuntimeError("can't start new thread")]
+
+    def scarce(thread: threading.Thread) -> None:
+        if refusals:
+            raise refusals.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(RuntimeError):
+        callbacks.run(lambda _: seen.put("first"), Future())
+    callbacks.run(lambda _: seen.put("second"), Future())
+    assert [seen.get(timeout=30) for _ in range(2)] == ["first", "second"]
 
 
 FORKS = """

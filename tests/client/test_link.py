@@ -59,7 +59,7 @@ def test_a_handshake_that_breaks_off_is_tried_again(
 
     def breaks_off(self: Link) -> Any:
         if fails.pop():
-            raise ProtocolError("it broke off")
+            raise ProtocolError("it broke off") from EOFError()
         return connect(self)
 
     monkeypatch.setattr(Link, "_connect", breaks_off)
@@ -75,6 +75,18 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     with pytest.raises(NoServer, match="has answered before") as caught:
         link.connection()
     assert caught.value.may_repeat
+
+
+def test_what_is_no_server_is_said_to_be_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one has answered before: something else has its address now."""
+    link.connection().shut()
+
+    def another(self: Link) -> Any:
+        raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
+
+    monkeypatch.setattr(Link, "_connect", another)
+    with pytest.raises(ProtocolError, match="not JSON"):
+        link.connection()
 
 
 def test_closing_ends_the_connections_that_were_left_as_well(link: Link) -> None:

@@ -152,7 +152,17 @@ def test_a_token_file_that_others_can_read_is_refused(runtime: Path) -> None:
 
 def test_a_token_is_not_shown() -> None:
     """Settings end up in logs and tracebacks."""
-    assert "s3cret" not in repr(Settings(token="s3cret"))
+    settings = Settings(token="s3cret")
+    assert "s3cret" not in f"{settings!r} {settings} {'%s' % settings}"  # noqa: UP031
+    with pytest.raises(TypeError):
+        iter(settings)  # type: ignore[call-overload]
+
+
+def test_settings_are_compared_by_what_they_say() -> None:
+    """A client process has one connection for each; what is given replaces what was said."""
+    one, same = Settings(token="t", device=1), Settings(device=1).replaced(token="t")
+    assert (one, hash(one)) == (same, hash(same))
+    assert one != same.replaced(device=2)
 
 
 def test_white_space_around_the_token_is_not_part_of_it(

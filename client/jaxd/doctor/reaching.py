@@ -130,7 +130,7 @@ def devices(situation: Situation) -> Check:
     from jaxd.caller import Caller
     from jaxd.client import Client
 
-    settings = situation.settings._replace(server=situation.address, inline=False)
+    settings = situation.settings.replaced(server=situation.address, inline=False)
     try:
         with Client(Caller(settings)) as client:
             found = [str(device) for device in client.info()["devices"]]
