@@ -17,7 +17,8 @@ class LargeRuns:
     """Those under way. Thread-safe.
 
     What one of them has taken so far nobody knows, so each counts in full until it is done. What
-    waits does so for the device alone, never for a thread that might wait for it in turn.
+    waits does so for the device alone: nobody waits for a run that calls back, which may itself
+    wait for what its client calls meanwhile.
 
     Args:
         spare: bytes of the machine's memory that can be had.
@@ -53,8 +54,9 @@ class LargeRuns:
         with self._lock:
             self._under_way = [one for one in self._under_way if one.run() is not None]
             taken = sum(one.nbytes for one in self._under_way)
-            if self._under_way and taken + this.nbytes > self._spare():
-                return self._under_way[0]
+            waited_for = next((one for one in self._under_way if not one.calls_python), None)
+            if waited_for is not None and taken + this.nbytes > self._spare():
+                return waited_for
             self._under_way.append(this)
             return None
 
@@ -66,11 +68,12 @@ class LargeRuns:
 class _Large:
     """One of them; it does not keep the run, whose arrays somebody may let go of."""
 
-    __slots__ = ("dispatched", "nbytes", "run")
+    __slots__ = ("calls_python", "dispatched", "nbytes", "run")
 
     def __init__(self, run: Run, nbytes: int) -> None:
         self.run = weakref.ref(run)
         self.nbytes = nbytes
+        self.calls_python = run.executable.program.calls_python
         self.dispatched = threading.Event()
 
     def wait(self) -> None:

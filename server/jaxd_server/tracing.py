@@ -186,7 +186,19 @@ class Tracing:
         """Has an order worked out in a process that does nothing else."""
         with closing(self._start()) as tracer:
             tracer.wait()
-            return tracer.ask(order, emit)
+            return _asked(tracer, order, emit)
+
+
+def _asked(tracer: TracerProcess, order: Order, emit: Emit) -> Reply:
+    """What a tracer makes of an order; whoever gives up the build that this thread does ends it."""
+    build = present_build()
+    if build is None:
+        return tracer.ask(order, emit)
+    build.end_by_force = tracer.kill
+    try:
+        return tracer.ask(order, emit, build.telling)
+    finally:
+        build.end_by_force = None
 
 
 class Errand(NamedTuple):
@@ -214,18 +226,16 @@ class Errand(NamedTuple):
             ForwardedFailure: with what the function, or jax, raised.
             InternalError: when the function ended the process that traced it.
         """
+        reply = _asked(self.tracer, self.order, self.emit)
         build = present_build()
-        if build is None:
-            reply = self.tracer.ask(self.order, self.emit)
-        else:
-            build.end_by_force = self.tracer.kill
-            reply = self.tracer.ask(self.order, self.emit, build.telling)
-            build.end_by_force = None
+        if build is not None:
             if build.is_left and isinstance(reply, Lowered | Failed | Refused):
                 self.tracing.heed(reply.side)
             build.check()
         if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
             again = self.tracing.alone(self.with_code().order, self.emit)
+            if build is not None:
+                build.check()
             if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
                 reply = again
         if isinstance(reply, Ended) and reply.orders:

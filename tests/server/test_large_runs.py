@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +29,16 @@ class Array:
 class Large:
     """A run, as far as is looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, calls_python: bool = False) -> None:
         self.array = Array()
         self.results: Any = ()
+        program = SimpleNamespace(calls_python=calls_python)
+        self.executable = SimpleNamespace(program=program)
 
 
-def large() -> Any:
+def large(**options: bool) -> Any:
     """One that is not dispatched."""
-    return Large()
+    return Large(**options)
 
 
 def test_what_fits_beside_others_does_not_wait() -> None:
@@ -89,3 +92,13 @@ def test_one_that_nobody_has_any_more_is_done() -> None:
     del first
     with runs.beside(large(), 2 * GB):
         pass
+
+
+def test_nobody_waits_for_one_that_calls_back() -> None:
+    """It may wait for what its client calls meanwhile."""
+    runs, outer, inner = LargeRuns(lambda: 3 * GB), large(calls_python=True), large()
+    with runs.beside(outer, 2 * GB):
+        outer.results = [outer.array]
+    with runs.beside(inner, 2 * GB):
+        inner.results = [inner.array]
+    assert not outer.array.is_awaited.is_set()

@@ -11,6 +11,7 @@ from jaxd_protocol.errors import InternalError
 from jaxd_protocol.failures import ForwardedFailure, describe_failure
 from jaxd_protocol.packages import package_of
 from jaxd_server import jax_handover, tracing
+from jaxd_server.build import Build, being_made, present_build
 from jaxd_server.compiler import Compiler
 from jaxd_server.functions import Functions
 from jaxd_server.imported_packages import ImportedPackages
@@ -44,6 +45,7 @@ class FakeTracer:
         self.orders: list[Order] = []
         self.waited = 0
         self.replies: list[Reply] = []
+        self.ended_by: list[object] = []
 
     def wait(self) -> bool:
         self.waited += 1
@@ -52,8 +54,13 @@ class FakeTracer:
         self.was_ready = self.state == "ready"
         return self.was_ready
 
-    def ask(self, order: Order, emit: Emit) -> Reply:
+    def kill(self) -> None:
+        self.state = "ended"
+
+    def ask(self, order: Order, emit: Emit, telling: object = None) -> Reply:
         self.orders.append(order)
+        build = present_build()
+        self.ended_by.append(build and build.end_by_force)
         return self.replies.pop(0)
 
     def retire(self) -> None:
@@ -314,6 +321,22 @@ def test_only_what_ends_a_tracer_again_is_guilty(guilty: bool, orders: int, sour
     else:
         assert errand.lower() is None
     assert alone.orders[0].code is not None
+
+
+def test_a_trace_can_be_given_up_also_when_it_is_made_once_more(source: Source) -> None:
+    """By ending the process that does it: one that hangs would keep its turn for good."""
+    scene = Scene()
+    errand = scene.errand(source)
+    assert errand is not None
+    first, alone = scene.tracers[0], FakeTracer()
+    first.replies = [Ended("signal 9", 1)]
+    alone.replies = [refused(always=False)]
+    scene.next = [alone]
+    build = Build()
+    with being_made(build):
+        assert errand.lower() is None
+    assert (first.ended_by, alone.ended_by) == ([first.kill], [alone.kill])
+    assert build.end_by_force is None
     assert alone.state == "closed"
 
 
