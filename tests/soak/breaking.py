@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,12 @@ class Breaking:
             self.count["restart refused"] += 1
 
     def worker_replaced_by_force(self) -> None:
-        """`jaxd restart --force`: arrays die."""
+        """`jaxd restart --force`: arrays die, also what the old worker takes until it ends."""
         with self._going_on("restart forced"):
-            self.asked_to_end.add(self.server.worker_pid())
-            said = self._control("restart", force=True)
+            pid = self.server.worker_pid()
+            self.asked_to_end.add(pid)
+            with _outlived(pid):
+                said = self._control("restart", force=True)
         if "epoch" not in said:
             self.complaints.append(f"restart --force: {said}")
 
@@ -240,6 +243,17 @@ class Breaking:
             self.complaints.append(
                 f"the server ended with {code}:\n{''.join(self.server.raw[-50:])}"
             )
+
+
+@contextmanager
+def _outlived(pid: int) -> Iterator[None]:
+    """Leaves the block when a process has ended, or after a minute."""
+    watched = os.pidfd_open(pid)
+    try:
+        yield
+        select.select([watched], [], [], 60)
+    finally:
+        os.close(watched)
 
 
 def _port(address: str) -> int:

@@ -384,28 +384,6 @@ def test_a_class_has_one_id_whatever_was_packed_before(first: str) -> None:
     assert {name: content_id(together[name]) for name in alone} == alone
 
 
-REGISTRY_OF_CLASSES = """
-SCALE = 2
-def helper(x): return x * SCALE
-class K:
-    def go(self): return [each for each in S]
-S = {K, helper}
-class User:
-    items = S
-def both(): return User, K
-"""
-
-
-def test_a_change_is_noticed_behind_a_set_that_leads_back_to_itself() -> None:
-    """Whatever was packed before: the id of the class covers the helper in the set."""
-    namespace: dict[str, Any] = {"__name__": "registered"}
-    exec(REGISTRY_OF_CLASSES, namespace)
-    pack_function(namespace["both"], "it", walk(namespace["both"], "it").reach)
-    before = content_id(namespace["K"])
-    namespace["SCALE"] = 3
-    assert content_id(namespace["K"]) != before
-
-
 class Hashed:
     def __init__(self, value: int) -> None:
         self.value = value
