@@ -78,14 +78,16 @@ def parse_user(text: str) -> int:
 def parse_users(text: str) -> tuple[int, int]:
     """The first and the last of a range of numbers, none of which is root's; or `none`.
 
+    There are two at least, since the server needs one for itself.
+
     Raises:
         argparse.ArgumentTypeError: when it is none.
     """
     if text == "none":
         return SAME_USER
     match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text.strip(), re.ASCII)
-    if not match or not 0 < int(match[1]) <= int(match[2]) < _NO_USER:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of users such as 61000-61099")
+    if not match or not 0 < int(match[1]) < int(match[2]) < _NO_USER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of users such as 70000-70099")
     return int(match[1]), int(match[2])
 
 

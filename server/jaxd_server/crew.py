@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
+from jaxd_server.clearing import Clearing
 from jaxd_server.crew_report import crew_report, printable
 from jaxd_server.listeners import Listener, check_length, listening_on
 from jaxd_server.logs import log_event
@@ -97,6 +98,7 @@ class Crew:
         )
         self._door = Post(door_options, door_command, hear=self._hear, what="door")
         self._tenants: Tenants | None = None
+        self._clearing: Clearing | None = None
         self._folder = ""
         self._places: dict[str, _Place] = {}
         self._leaving: set[_Place] = set()
@@ -115,6 +117,7 @@ class Crew:
             ServerStartFailed: when the door cannot be opened.
         """
         self._tenants = Tenants(self._options)
+        self._clearing = Clearing(self._tenants)
         self._folder = control.removesuffix(".control") + ".workers"
         check_length(self._path_of("anybody"))
         if self._tenants.share_user:
@@ -126,7 +129,7 @@ class Crew:
                 place.post.stop(now=not self._door.is_stopping or self._forced)
             tasks = [one.task for one in (*self._places.values(), *self._leaving) if one.task]
             codes = await asyncio.gather(*tasks)
-            self._tenants.end_all_processes()
+            await self._clearing.finish()
             with suppress(OSError):  # it was never made
                 os.rmdir(self._folder)
         return max(code, *codes, 0)
@@ -214,6 +217,8 @@ class Crew:
                 for place in list(self._places.values()):
                     if place.token not in (None, valid.get(place.tenant.principal)):
                         self._dismiss(place)
+                assert self._clearing is not None
+                self._clearing.begin_all_but(valid, self._places)
 
     def _place_for(self, principal: str, token: str | None) -> dict[str, Any]:
         """Where the door finds the worker of a principal, or why it does not."""
@@ -268,7 +273,9 @@ class Crew:
     async def _keep(self, place: _Place) -> int:
         """Has a post do its work; what it was there for is let go of when that is over."""
         principal = place.tenant.principal
+        assert self._clearing is not None
         try:
+            await self._clearing.clear(principal)
             if place.post.is_stopping:  # it was dismissed before it had begun
                 return 0
             return await place.post.run([place.listener])
@@ -285,6 +292,7 @@ class Crew:
             self._leaving.discard(place)
             if self._places.get(principal) is place:
                 del self._places[principal]
+                self._clearing.begin(principal)
 
     def _dismiss(self, place: _Place) -> None:
         """Ends the worker of an account that was taken away, or has another token now."""
@@ -294,5 +302,5 @@ class Crew:
         self._leaving.add(place)
         place.closing.close()  # who waits there is sent away
         place.post.stop(now=True)
-        assert self._tenants is not None
-        self._tenants.end_processes(place.tenant)
+        assert self._clearing is not None
+        self._clearing.begin(principal)

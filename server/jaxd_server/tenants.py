@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import pwd
 import re
-import subprocess
-import sys
 from contextlib import suppress
 from typing import Final
 
-from jaxd_protocol.errors import ConfigurationError, LimitExceeded
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.logs import log_event
 from jaxd_server.options import SAME_USER, ServerOptions
 from jaxd_server.store.directory import cache_root, make_trusted
 from jaxd_server.tenant import Tenant, User
+from jaxd_server.user_numbers import UserNumbers, name_of_user
+from jaxd_server.user_processes import end_processes, living_processes
 
 __all__ = ["Tenants"]
 
 _FOLDER: Final = "principals"
-_TABLE: Final = "users.json"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
 """Where root's server keeps what others own: nobody else can enter root's home."""
-
-_END_ALL: Final = """
-import os, sys
-uid, gid = map(int, sys.argv[1:])
-os.setgroups([])
-os.setgid(gid)
-os.setuid(uid)
-if uid and os.getresuid() == (uid, uid, uid):
-    try:
-        os.kill(-1, 9)
-    except ProcessLookupError:  # there are none
-        pass
-"""
-"""Becomes the user, and ends all that this may end: at once, however fast they make others."""
-
-_END_S: Final = 10.0
 
 _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534
@@ -60,10 +42,9 @@ class Tenants:
     def __init__(self, options: ServerOptions, *, is_root: bool | None = None) -> None:
         may = os.geteuid() == 0 if is_root is None else is_root
         self._is_root = may and options.worker_uids != SAME_USER
-        self._uids = options.worker_uids if self._is_root else None
         self._root = self._made(options)
-        self._assigned = self._load()
-        self._here: dict[str, Tenant] = {}
+        uids = options.worker_uids if self._is_root else None
+        self._numbers = None if uids is None else UserNumbers(self._root, uids)
 
     def of(self, principal: str) -> Tenant:
         """Whose folder and user are whose; makes the folder.
@@ -79,30 +60,40 @@ class Tenants:
             user = User(user.uid, user.gid, user.groups, user.name, home)
         if self._root is not None:
             _make_own(folder, user)
-        tenant = self._here[principal] = Tenant(principal, folder, user)
-        return tenant
+        return Tenant(principal, folder, user)
 
-    def end_processes(self, tenant: Tenant) -> None:
-        """Kills what runs as the user of a tenant, where that is nobody else's.
+    def has_number(self, principal: str) -> bool:
+        """Whether what runs as its user is nobody else's: that of an account which has come."""
+        return self._numbers is not None and principal in self._numbers.known()
+
+    def end_processes(self, principal: str) -> None:
+        """Kills what runs as the user of a principal, where that is nobody else's.
 
         So also what its code has started and left behind. Of those who can log in here, the
-        processes are their own.
+        processes are their own. Takes its time; may be called by any thread.
         """
-        user = tenant.user
-        if user is None or self._assigned.get(tenant.principal) != user.uid:
+        numbers = self._numbers
+        uid = None if numbers is None else numbers.known().get(principal)
+        if numbers is None or uid is None:
             return
-        words = [sys.executable, "-I", "-S", "-c", _END_ALL, str(user.uid), str(user.gid)]
-        try:
-            subprocess.run(words, check=True, timeout=_END_S)  # noqa: S603  our own interpreter
-        except (OSError, subprocess.SubprocessError) as error:
-            log_event("processes_not_ended", level=logging.WARNING, user=user.uid, why=str(error))
+        name = name_of_user(uid)  # of somebody who got the number after us
+        why = end_processes(uid, numbers.ender) if name is None else f"they are {name}'s by now."
+        if why:
+            log_event(
+                "processes_not_ended", level=logging.ERROR, principal=principal, user=uid, why=why
+            )
+
+    def with_processes(self) -> set[str]:
+        """The principals of whom something runs, where nobody else is their user."""
+        if self._numbers is None:
+            return set()
+        users = living_processes().keys()
+        return {who for who, uid in self._numbers.known().items() if uid in users}
 
     def end_all_processes(self) -> None:
-        """As `end_processes`, of all who were here and have any."""
-        users = _users_of_processes()
-        for tenant in self._here.values():
-            if tenant.user is not None and tenant.user.uid in users:
-                self.end_processes(tenant)
+        """As `end_processes`, of all who ever were here and have any."""
+        for principal in self.with_processes():
+            self.end_processes(principal)
 
     def _user_of(self, principal: str) -> User | None:
         if not self._is_root:
@@ -110,27 +101,7 @@ class Tenants:
         match = _USER.fullmatch(principal)
         if match:
             return None if int(match[1]) == 0 else _user(int(match[1]))
-        return None if self._uids is None else _own_user(self._number_of(principal, self._uids))
-
-    def _number_of(self, principal: str, uids: tuple[int, int]) -> int:
-        known = self._assigned.get(principal)
-        if known is not None and not uids[0] <= known <= uids[1]:
-            raise ConfigurationError(
-                f"{principal} is user {known} here, which is not among --worker-uids. Whoever runs "
-                f"the server can give it the numbers that it had, or remove {self._root}."
-            )
-        if known is not None:
-            return known
-        taken = set(self._assigned.values())
-        for uid in range(uids[0], uids[1] + 1):
-            if uid not in taken and not _has_name(uid):
-                self._assigned[principal] = uid
-                self._save()
-                return uid
-        raise LimitExceeded(
-            f"all users from {uids[0]} to {uids[1]} are taken, so there is none for a worker of "
-            "yours. Whoever runs the server can give it more with --worker-uids."
-        )
+        return None if self._numbers is None else _own_user(self._numbers.of(principal))
 
     @property
     def share_user(self) -> bool:
@@ -160,38 +131,6 @@ class Tenants:
         if self._is_root:
             _prove_enterable(folder)
         return make_trusted(folder)
-
-    def _load(self) -> dict[str, int]:
-        if self._root is None or self._uids is None:
-            return {}
-        try:
-            with open(f"{self._root}/{_TABLE}", encoding="utf-8") as file:
-                found = json.load(file)
-            return {str(who): int(uid) for who, uid in found.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise ConfigurationError(
-                f"cannot read {self._root}/{_TABLE}, where it stands which user is whose: {error}. "
-                f"Correct it, or remove the folder {self._root}."
-            ) from error
-
-    def _save(self) -> None:
-        if self._root is None:
-            return
-        path = f"{self._root}/{_TABLE}"
-        try:
-            with open(
-                os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-                "w",
-                encoding="utf-8",
-            ) as file:
-                json.dump(self._assigned, file, indent=1)
-            os.replace(f"{path}.new", path)
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot write {path}: {error.strerror}. Free some room, and connect again."
-            ) from error
 
 
 def _name_of(principal: str) -> str:
@@ -244,19 +183,3 @@ def _user(uid: int) -> User:
 def _own_user(uid: int) -> User:
     """One that is nobody else; so is the group of its number."""
     return User(uid, uid, (), str(uid), "")
-
-
-def _has_name(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
-
-
-def _users_of_processes() -> set[int]:
-    users = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended meanwhile
-            users.add(os.stat(f"/proc/{name}").st_uid)
-    return users

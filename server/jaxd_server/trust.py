@@ -65,7 +65,7 @@ def _check_separation(options: ServerOptions) -> None:
     if is_root and takes_tokens and options.worker_uids is None:
         raise ConfigurationError(
             "who holds a token would run code as root. Name numbers that are no user's yet, for "
-            "workers to run as (--worker-uids 61000-61999), or say that root it shall be "
+            "workers to run as (--worker-uids 70000-70999), or say that root it shall be "
             "(--worker-uids none)."
         )
 

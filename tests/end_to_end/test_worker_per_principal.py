@@ -33,7 +33,7 @@ from tests.server.staging import until
 
 pytestmark = pytest.mark.own_server
 
-FIRST_UID = 61000
+FIRST_UID = 400_000 + 10 * (os.getpid() % 1000)  # no other run of these tests ends what is ours
 VISITOR = "nobody"
 X = np.ones(3, np.float32)
 LARGE = np.arange(600_000, dtype=np.float32)

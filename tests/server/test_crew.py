@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from jaxd_protocol.accounts import add_account, remove_account
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import AuthenticationFailed, Busy, ConfigurationError, NoServer
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    ConfigurationError,
+    NoServer,
+    ServerStartFailed,
+)
 from jaxd_protocol.handshake import greet_server
+from jaxd_server import crew as crew_module
+from jaxd_server.clearing import Clearing
+from jaxd_server.crew import Crew
+from jaxd_server.options import ServerOptions
+from jaxd_server.tenant import Tenant
 from tests.server.host_process import HostProcess, ask
 from tests.server.staging import until
 
@@ -330,6 +344,69 @@ def test_a_host_that_is_killed_leaves_no_process(start: Callable[..., House]) ->
     house.host.process.wait()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert start().visit("alice")["epoch"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users for accounts")
+def test_an_account_that_was_revoked_while_no_server_ran_keeps_no_process(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Nor does one whose worker could not start: nobody has a place then that could be taken."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    folder.chmod(0o711)
+    uid = 500_000 + os.getpid() % 1000
+    (folder / "principals").mkdir()
+    (folder / "principals" / "users.json").write_text(json.dumps({"account:gone": uid}))
+    add_account("nobody", f"{runtime}/tokens")
+    left = subprocess.Popen(["/bin/sleep", "60"], user=uid, group=uid, extra_groups=[], cwd="/")
+    try:
+        start_host(
+            *words(runtime),
+            *("--cache-dir", str(folder), "--worker-uids", f"{uid}-{uid + 1}"),
+        )
+        assert left.wait(PATIENCE_S) == -signal.SIGKILL
+    finally:
+        left.kill()
+        left.wait()
+        shutil.rmtree(folder)
+
+
+class Notes:
+    """What a crew has ended, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def begin(self, principal: str) -> None:
+        self.done.append(f"begin {principal}")
+
+    async def clear(self, principal: str) -> None:
+        self.done.append(f"clear {principal}")
+
+
+class Hopeless:
+    """A post whose worker cannot be started."""
+
+    is_stopping = False
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+
+    async def run(self, _: object) -> int:
+        self.notes.done.append("run")
+        raise ServerStartFailed("its own code kills it")
+
+
+def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_given_up() -> None:
+    """It could prevent each next one from starting, and outlive the token."""
+    notes = Notes()
+    tenant = Tenant("account:alice", "none")
+    crew = Crew(ServerOptions(), ("worker",))
+    crew._clearing = cast("Clearing", notes)
+    place = crew_module._Place(tenant, "t", cast("Any", Hopeless(notes)), None, ExitStack())  # type: ignore[arg-type]
+    crew._places["account:alice"] = place
+    assert asyncio.run(crew._keep(place)) == 0
+    assert notes.done == ["clear account:alice", "run", "begin account:alice"]
+    assert crew._places == {}
 
 
 def test_without_users_of_their_own_it_says_what_that_means(house: House) -> None:

@@ -15,7 +15,7 @@ from jaxd_server.tenants import Tenants
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
 
-FIRST = 61000
+FIRST = 300_000 + 10 * (os.getpid() % 1000)  # no other run of these tests ends what is ours
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def folder(runtime: Path) -> Path:
 
 @pytest.fixture
 def options(folder: Path) -> ServerOptions:
-    """For three accounts."""
+    """For three accounts; the fourth number is the server's own."""
     return ServerOptions(
-        worker_per_principal=True, worker_uids=(FIRST, FIRST + 2), cache_dir=str(folder)
+        worker_per_principal=True, worker_uids=(FIRST, FIRST + 3), cache_dir=str(folder)
     )
 
 
@@ -81,7 +81,7 @@ def test_each_account_has_a_user_of_its_own_for_ever(options: ServerOptions, fol
 def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOptions) -> None:
     """What its old user has left in the machine is not for a new one."""
     Tenants(options).of("account:a")
-    moved = Tenants(replace(options, worker_uids=(FIRST + 1, FIRST + 2)))
+    moved = Tenants(replace(options, worker_uids=(FIRST + 1, FIRST + 3)))
     with pytest.raises(ConfigurationError, match=f"user {FIRST} here"):
         moved.of("account:a")
     user = Tenants(options).of("account:b").user
@@ -167,14 +167,15 @@ def test_what_an_account_has_left_behind_is_ended(
         for tenant in (mine, other, nobody)
     }
     try:
+        assert tenants.with_processes() == {"account:a", "account:b"}
         for tenant in (mine, nobody):
-            tenants.end_processes(tenant)
+            tenants.end_processes(tenant.principal)
         assert sleeping["account:a"].wait(30) == -9
         assert sleeping["account:b"].poll() is None
         tenants.end_all_processes()
         assert sleeping["account:b"].wait(30) == -9
         assert sleeping[nobody.principal].poll() is None
-        tenants.end_processes(mine)  # which has none by now
+        tenants.end_processes("account:a")  # which has none by now
         assert "processes_not_ended" not in caplog.text
     finally:
         for process in sleeping.values():

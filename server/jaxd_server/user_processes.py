@@ -1,0 +1,84 @@
+"""What runs as users of this machine, and how root ends all that runs as one of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from typing import Final
+
+__all__ = ["end_processes", "living_processes"]
+
+_BECOME: Final = """
+import os, sys
+ender, uid = map(int, sys.argv[1:])
+os.setgroups([])
+os.setresgid(ender, ender, ender)
+os.setresuid(ender, uid, ender)
+"""
+"""Takes the user's rights, and not its name.
+
+One may signal those whose real or saved user is one's own real or effective one. So this may end
+whatever is the user's; what is the user's can neither end, stop nor trace this.
+"""
+
+_END_ALL: Final = """
+if uid and ender and os.getresuid() == (ender, uid, ender):
+    try:
+        os.kill(-1, 9)
+    except ProcessLookupError:  # there are none
+        pass
+"""
+"""Ends all that this may end: at once, however fast they make others."""
+
+_PATIENCE_S: Final = 10.0
+_PAUSE_S: Final = 0.02
+_one_at_a_time = threading.Lock()
+"""Held while there is a process that ends others: it may end a second one of its kind, too."""
+
+
+def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
+    """Ends all processes of a user, also those that try to prevent it. Only for root.
+
+    Takes its time: processes that wait for the machine end late. Not for an event loop.
+
+    Args:
+        uid: the user; not root.
+        ender: a user whom nobody else is, and as whom nothing else runs.
+        patience_s: how long to try.
+
+    Returns:
+        Why some are left, in words; nothing when none is.
+    """
+    words = [sys.executable, "-I", "-S", "-c", _BECOME + _END_ALL, str(ender), str(uid)]
+    until, why = time.monotonic() + patience_s, ""
+    while left := living_processes().get(uid):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return f"{len(left)} are left, such as {min(left)}. {why}".rstrip()
+        try:
+            with _one_at_a_time:
+                subprocess.run(words, check=True, timeout=left_s)  # noqa: S603  our interpreter
+        except (OSError, subprocess.SubprocessError) as error:
+            why = f"What was to end them did not: {error}"
+        time.sleep(min(_PAUSE_S, left_s))  # what was ended is gone a moment later
+    return ""
+
+
+def living_processes() -> dict[int, set[int]]:
+    """The processes of each user who has any: those that may act as it, in whatever way."""
+    users = defaultdict[int, set[int]](set)
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended meanwhile
+            with open(f"/proc/{name}/status", "rb") as file:
+                fields = dict(line.split(b":", 1) for line in file if b":" in line)
+            is_dead = fields[b"State"].split()[0] in (b"Z", b"X")
+            if is_dead and int(fields[b"Threads"]) <= 1:  # only its first thread may have ended
+                continue
+            for uid in fields[b"Uid"].split():
+                users[int(uid)].add(int(name))
+    return users
