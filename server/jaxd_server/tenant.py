@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,12 +17,24 @@ REST_AFTER_S: Final = 600.0
 
 _SECRETS: Final = frozenset({"JAXD_TOKEN", "JAXD_TOKEN_FILE"})
 
-_PASSED_ON: Final = frozenset({"PATH", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
-_BEGINNINGS: Final = (
-    *("PYTHON", "LC_", "JAX_", "XLA_", "TF_", "LIBTPU", "TPU_", "CUDA", "NVIDIA_", "NCCL_"),
-    *("ROCM_", "HIP_", "HSA_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
+_PASSED_ON: Final = frozenset(
+    {
+        *("PATH", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+        *("JAX_LEGACY_PRNG_KEY", "JAX_DEBUG_KEY_REUSE"),  # jax's own keys are no secrets
+        "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY",
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY",
+    }
 )
-"""Of the server's environment, what another user's worker needs; the rest may hold secrets."""
+_BEGINNINGS: Final = (
+    *("PYTHON", "LC_", "JAX_", "XLA_", "LIBTPU", "TPU_", "CUDA", "NCCL_", "ROCM_", "HIP_", "HSA_"),
+    *("TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_FORCE_GPU_", "TF_DETERMINISTIC_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
+)
+"""Of the server's environment, what another user's worker needs; the rest may hold secrets ..."""
+
+_SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSW")
+"""... and so may what is called like this, whatever it begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +90,7 @@ class Tenant:
         if self.user is None:
             return {name: value for name, value in inherited.items() if name not in _SECRETS}
         user = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name}
-        return user | {
-            name: value
-            for name, value in inherited.items()
-            if name in _PASSED_ON or name.startswith(_BEGINNINGS)
-        }
+        return {name: value for name, value in inherited.items() if _is_passed_on(name)} | user
 
     def process(self) -> dict[str, Any]:
         """What `subprocess.Popen` has to know to start its worker."""
@@ -94,3 +103,9 @@ class Tenant:
             "umask": 0o077,
             "cwd": os.sep,  # ours may be a folder that it cannot enter
         }
+
+
+def _is_passed_on(name: str) -> bool:
+    if name in _PASSED_ON:
+        return True
+    return name.startswith(_BEGINNINGS) and not _SECRET.search(name.upper())

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import jax
 import pytest
 
 from jaxd_protocol.addresses import Address
 from jaxd_server.options import ServerOptions
 from jaxd_server.tenant import REST_AFTER_S, Tenant, User
 
-ALICE = User(61000, 61000, (), "61000", "/kept/alice")
+ALICE = User(70000, 70000, (), "70000", "/kept/alice")
 OPTIONS = ServerOptions(
     listen=(Address.tls("0.0.0.0", 1),),
     token_file="/secret/token",
@@ -15,7 +16,7 @@ OPTIONS = ServerOptions(
     tls_key="/secret/tls.pem",
     allow_uids=(7,),
     worker_per_principal=True,
-    worker_uids=(61000, 61009),
+    worker_uids=(70000, 61009),
 )
 INHERITED = {
     "JAXD_TOKEN": "secret",
@@ -52,13 +53,43 @@ def test_another_user_gets_what_jax_needs_of_the_environment_and_no_more() -> No
     environment = Tenant("account:alice", "/kept/alice", ALICE).environment(INHERITED)
     assert environment == {
         "HOME": "/kept/alice",
-        "USER": "61000",
-        "LOGNAME": "61000",
+        "USER": "70000",
+        "LOGNAME": "70000",
         "PATH": "/bin",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "0",
         "LC_ALL": "C",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "is_passed_on"),
+    [
+        ("NVIDIA_API_KEY", False),
+        ("NVIDIA_VISIBLE_DEVICES", True),
+        ("TF_VAR_db", False),
+        ("TF_CPP_MIN_LOG_LEVEL", True),
+        ("TF_XLA_FLAGS", True),
+        ("JAX_LEGACY_PRNG_KEY", True),
+        ("JAX_SERVICE_KEY", False),
+        ("PYTHON_INDEX_Password", False),
+        ("XLA_TOKEN", False),
+        ("CUDA_SECRET", False),
+    ],
+)
+def test_what_may_be_a_secret_is_not_passed_on(name: str, is_passed_on: bool) -> None:
+    """Also when it begins as something does that jax reads."""
+    environment = Tenant("account:alice", "none", ALICE).environment({name: "x"})
+    assert (name in environment) == is_passed_on
+
+
+def test_all_that_jax_can_be_told_is_passed_on() -> None:
+    """A worker that computes by other rules than the operator's would be a surprise."""
+    names = (name.upper() for name in jax.config.values)
+    told = {name: "x" for name in names if name.startswith("JAX_")}
+    assert "JAX_LEGACY_PRNG_KEY" in told
+    environment = Tenant("account:alice", "none", ALICE).environment(told)
+    assert told.keys() - environment.keys() == set()
 
 
 def test_the_same_user_gets_all_but_the_token() -> None:
