@@ -91,6 +91,8 @@ class Door:
         self._here: Counter[str] = Counter()
         self._told: dict[str, str] | None = None  # what the host takes the tokens to be
         self._lock = threading.Lock()  # guards the three
+        self._telling = threading.RLock()  # held from a look at the tokens until the host is told,
+        # so that what the host hears last is what they were last
         self._busy_at = time.monotonic()
 
     def open(self, tether: Tether, listeners: list[dict[str, Any]]) -> None:
@@ -148,14 +150,8 @@ class Door:
         """
         self._busy_at = time.monotonic()
         account = admitted.account
-        token = None if account is None else _digest(account)
-        with self._lock:
-            if self._told is not None and token is not None:
-                self._told[admitted.principal] = token
-        found = self._ask({"event": "wanted", "principal": admitted.principal, "token": token})
-        if account is not None and not self._accounts.may_stay(account):
-            self._tell_of_accounts(again=True)  # the host may have started a worker for it
-            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+        found = self._ask(admitted.principal, account)
+        self._prove_stays(account)
         match found:
             case {"path": str(path)}:
                 return path
@@ -197,14 +193,26 @@ class Door:
         """That may be here at the same time."""
         return self._options.max_connections
 
-    def _ask(self, question: dict[str, Any]) -> Mapping[str, Any]:
+    def _prove_stays(self, account: Account | None) -> None:
+        if account is not None and not self._accounts.may_stay(account):
+            self._tell_of_accounts(again=True)  # the host may have started a worker for it
+            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+
+    def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
         assert self._tether is not None
+        token = None if account is None else _digest(account)
+        question = {"event": "wanted", "principal": principal, "token": token}
         answer: Future[Mapping[str, Any]] = Future()
         with self._lock:
             number = next(self._numbers)
             self._asked[number] = answer
-        self._tether.tell({**question, "id": number})
         try:
+            with self._telling:
+                self._prove_stays(account)  # an old token would end the new one's worker
+                with self._lock:
+                    if self._told is not None and token is not None:
+                        self._told[principal] = token
+                self._tether.tell({**question, "id": number})
             return answer.result(_DECISION_S)
         except TimeoutError as error:
             raise NoServer("the server's host does not answer. See its log.") from error
@@ -215,12 +223,13 @@ class Door:
     def _tell_of_accounts(self, *, again: bool = False) -> None:
         """Tells the host whose workers may stay: those whose token is as it was."""
         assert self._tether is not None
-        now = {account.principal: _digest(account) for account in self._accounts.now()}
-        with self._lock:
-            is_known = now == self._told
-            self._told = dict(now)
-        if again or not is_known:
-            self._tether.tell({"event": "accounts", "valid": now})
+        with self._telling:
+            now = {account.principal: _digest(account) for account in self._accounts.now()}
+            with self._lock:
+                is_known = now == self._told
+                self._told = dict(now)
+            if again or not is_known:
+                self._tether.tell({"event": "accounts", "valid": now})
 
 
 def _digest(account: Account) -> str:

@@ -293,6 +293,7 @@ class Parts:
         self._values.forget(principal)
         self.pipeline.decisions.acquaintances.forget(principal)
         self._counters.forget(principal)
+        self._traffic.forget(principal)
 
     def _holders(self) -> str:
         """What uses memory, in words."""

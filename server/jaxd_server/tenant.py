@@ -21,7 +21,11 @@ _PASSED_ON: Final = frozenset(
     {
         *("PATH", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
         *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
-        *("JAX_LEGACY_PRNG_KEY", "JAX_DEBUG_KEY_REUSE"),  # jax's own keys are no secrets
+        *(
+            "JAX_LEGACY_PRNG_KEY",
+            "JAX_DEBUG_KEY_REUSE",
+            "JAX_MTLS_KEY_FILE",
+        ),  # jax's own keys are no secrets
         "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY",
         "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY",
     }

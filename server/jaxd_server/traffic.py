@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Final
 
 from jaxd_protocol.wire import BulkChannel
 
 __all__ = ["Traffic"]
+
+_NOBODY: Final = "-"
+"""No principal is called so."""
 
 
 class Traffic:
@@ -30,6 +34,17 @@ class Traffic:
             principal = self._open.pop(channel)
             self._received[principal] += channel.reader.bytes_received
             self._sent[principal] += channel.writer.bytes_sent
+
+    def forget(self, principal: str) -> None:
+        """Whoever gets the name again begins at nothing; in the sum of all it still counts.
+
+        Its connections have ended, or are about to: what is on its way is nobody's.
+        """
+        with self._lock:
+            for channel in [one for one, whose in self._open.items() if whose == principal]:
+                self._open[channel] = _NOBODY
+            for counted in (self._received, self._sent):
+                counted[_NOBODY] += counted.pop(principal, 0)
 
     def totals(self, principal: str | None = None) -> dict[str, int]:
         """`bytes_received` and `bytes_sent` since the worker started, of one or of all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Final
 
 from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
@@ -10,6 +12,8 @@ from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_server.options import SAME_USER, ServerOptions
 
 __all__ = ["check_trust"]
+
+_KEEPS_GROUPS: Final = (3, 12, 0)
 
 
 def check_trust(options: ServerOptions) -> None:
@@ -54,6 +58,12 @@ def _check_separation(options: ServerOptions) -> None:
         raise ConfigurationError(
             "only root can start workers of other users. Leave out --worker-uids, or start the "
             "server as root."
+        )
+    if is_root and options.worker_uids != SAME_USER and sys.version_info[:3] == _KEEPS_GROUPS:
+        raise ConfigurationError(
+            "in Python 3.12.0 a process that root starts as another user keeps root's groups "
+            "(CVE-2023-6507). Run the server with a later Python, or say that all workers shall "
+            "be root (--worker-uids none)."
         )
     first, last = options.worker_uids or SAME_USER
     if any(first <= uid <= last for uid in options.allow_uids if uid):

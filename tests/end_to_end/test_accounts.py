@@ -58,7 +58,7 @@ def test_whoever_is_revoked_is_out(
     """At once, and with all that they had; others notice nothing."""
     double = alice.persistent_call(lambda x: x * 2)
     assert float(double(2.0)) == 4.0
-    alice.put(np.zeros(3), name="mine")
+    alice.put(np.zeros(30_000), name="mine")
     with connect(live.tcp, token=TOKEN) as other:
         other.statistics()
         remove_account("alice", folder)
@@ -67,11 +67,10 @@ def test_whoever_is_revoked_is_out(
             double(2.0)
         assert float(other.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     wait_until(lambda: "account:alice" not in here(live, capsys))
-    with (
-        connect(live.tls, token=add_account("alice", folder)[1]) as again,
-        pytest.raises(errors.ValueDeleted),
-    ):
-        again.named("mine")
+    with connect(live.tls, token=add_account("alice", folder)[1]) as again:
+        with pytest.raises(errors.ValueDeleted):
+            again.named("mine")
+        assert again.statistics().bytes_received < 30_000, "the bytes of another Alice"
 
 
 def test_another_token_for_the_same_name(live: LiveServer, alice: Client, folder: str) -> None:

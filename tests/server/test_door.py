@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,11 +29,13 @@ class Host:
     def __init__(self, door: Door, answer: Mapping[str, Any] | None) -> None:
         self.told: list[Mapping[str, Any]] = []
         self.answer = answer
+        self.before_it_answers: Callable[[], None] = lambda: None
         self._door = door
 
     def tell(self, message: Mapping[str, Any]) -> None:
         self.told.append(message)
         if "id" in message and self.answer is not None:
+            self.before_it_answers()
             self._door.obey({"ask": "come", "id": message["id"], **self.answer})
 
 
@@ -99,10 +101,51 @@ def test_who_is_revoked_while_a_worker_is_looked_for_does_not_come_in(folder: st
     """And the host is told again, since it may have started one."""
     door, host = opened(folder, {"path": "/w.sock"})
     admitted = of_alice(door)
-    remove_account("alice", folder)
-    door._accounts.now()
+
+    def revoke() -> None:
+        remove_account("alice", folder)
+        door._accounts.now()
+
+    host.before_it_answers = revoke
     with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
         door.place_for(admitted)
+    assert host.told[-1] == {"event": "accounts", "valid": {}}
+
+
+def test_who_comes_with_an_old_token_does_not_end_the_worker_of_the_new_one(folder: str) -> None:
+    """The handshake was under way when it was replaced: the host is not asked for a place."""
+    door, host = opened(folder, {"path": "/w.sock"})
+    old = of_alice(door)
+    add_account("alice", folder, replace=True)
+    assert door.place_for(of_alice(door)) == "/w.sock"
+    asked = [said for said in host.told if said["event"] == "wanted"]
+    with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
+        door.place_for(old)
+    assert [said for said in host.told if said["event"] == "wanted"] == asked
+
+
+def test_the_host_hears_last_what_the_tokens_were_last(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that look, one may be late with an older answer."""
+    door, host = opened(folder, None)
+    now, looks = door._accounts.now, [threading.Event(), threading.Event()]
+
+    def slow() -> tuple[Account, ...]:
+        found = now()
+        looks[0].set()
+        looks[1].wait(0.2)  # for the other one, which has to wait for us
+        return found
+
+    late = threading.Thread(target=lambda: door._tell_of_accounts(again=True))
+    monkeypatch.setattr(door._accounts, "now", slow)
+    late.start()
+    looks[0].wait(30)
+    monkeypatch.setattr(door._accounts, "now", now)
+    remove_account("alice", folder)
+    door._tell_of_accounts(again=True)
+    looks[1].set()
+    late.join(30)
     assert host.told[-1] == {"event": "accounts", "valid": {}}
 
 

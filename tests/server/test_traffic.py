@@ -69,3 +69,22 @@ def test_each_principal_has_its_own(ends: tuple[BulkChannel, BulkChannel]) -> No
     traffic.remove(ends[0])
     assert traffic.totals("alice") == alices
     assert traffic.totals("nobody") == {"bytes_received": 0, "bytes_sent": 0}
+
+
+def test_whoever_gets_a_name_again_begins_at_nothing(
+    ends: tuple[BulkChannel, BulkChannel],
+) -> None:
+    """The former holder's bytes, also those that are still on their way, count in the sum only."""
+    traffic = Traffic()
+    traffic.add(ends[0], "alice")
+    talk(ends)
+    traffic.remove(ends[0])
+    traffic.add(ends[1], "alice")
+    sums = traffic.totals()
+    traffic.forget("alice")
+    assert traffic.totals("alice") == {"bytes_received": 0, "bytes_sent": 0}
+    assert traffic.totals() == sums
+    talk(ends)
+    traffic.remove(ends[1])
+    assert traffic.totals("alice") == {"bytes_received": 0, "bytes_sent": 0}
+    assert traffic.totals()["bytes_sent"] > sums["bytes_sent"]

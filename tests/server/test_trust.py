@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,23 @@ def test_only_root_has_workers_of_other_users(
         check_trust(ServerOptions(worker_uids=(61000, 61009), **told))
     with pytest.raises(ConfigurationError, match="--worker-per-principal"):
         check_trust(ServerOptions(worker_uids=(61000, 61009)))
+
+
+def test_a_python_that_keeps_roots_groups_starts_no_workers_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They could read what root's group may, such as disks."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    told = ServerOptions(worker_per_principal=True, worker_uids=(61000, 61009))
+    check_trust(told)
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0, "final", 0))
+    with pytest.raises(ConfigurationError, match="CVE-2023-6507"):
+        check_trust(told)
+    with pytest.raises(ConfigurationError, match="CVE-2023-6507"):
+        check_trust(replace(told, worker_uids=None))
+    check_trust(replace(told, worker_uids=SAME_USER))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    check_trust(replace(told, worker_uids=None))
 
 
 def test_a_user_of_the_machine_is_not_also_an_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
