@@ -1,9 +1,10 @@
-"""Ends what accounts have left running, beside the event loop and in order."""
+"""Ends what accounts have left running, and removes what they kept, beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
+from typing import Any
 
 from jaxd_server.tenants import Tenants
 
@@ -20,7 +21,7 @@ class Clearing:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self._last: dict[str, asyncio.Task[None]] = {}
-        self._looks: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
 
     def begin(self, principal: str) -> None:
         """Begins to end what runs for a principal now."""
@@ -43,26 +44,36 @@ class Clearing:
             valid: the accounts that there are.
             here: those who have a worker, or get one; looked at when it is known what runs.
         """
-        look = asyncio.create_task(self._look(set(valid), here))
-        self._looks.add(look)
-        look.add_done_callback(self._looks.discard)
+        self._have_done(self._look(set(valid), here))
+
+    def forget(self, principal: str) -> None:
+        """As `begin`; what it keeps on disk goes as well."""
+        self._tenants.forget(principal)
+        self.begin(principal)
 
     async def finish(self) -> None:
         """Ends what runs for anybody; to be called when there are no workers any more."""
-        await asyncio.gather(*self._looks, return_exceptions=True)
-        await asyncio.gather(*self._last.values(), return_exceptions=True)
+        while waited_for := [*self._beside, *self._last.values()]:
+            await asyncio.gather(*waited_for, return_exceptions=True)
         await asyncio.to_thread(self._tenants.end_all_processes)
 
+    def _have_done(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     async def _look(self, valid: Collection[str], here: Collection[str]) -> None:
-        for principal in await asyncio.to_thread(self._tenants.with_processes):
+        for principal in await asyncio.to_thread(self._tenants.with_anything):
             if principal not in valid and principal not in here:
-                self.begin(principal)
+                self.forget(principal)
 
     async def _clear(self, principal: str, earlier: asyncio.Task[None] | None) -> None:
         try:
             if earlier is not None:
                 await asyncio.wait([earlier])
             await asyncio.to_thread(self._tenants.end_processes, principal)
+            removal = asyncio.to_thread(self._tenants.remove_old_folders, principal)
+            self._have_done(removal)  # the next worker has another one, and need not wait
         finally:
             if self._last.get(principal) is asyncio.current_task():
                 del self._last[principal]

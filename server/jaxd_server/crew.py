@@ -254,7 +254,7 @@ class Crew:
 
     def _made(self, principal: str, token: str | None) -> _Place:
         assert self._tenants is not None
-        tenant = self._tenants.of(principal)
+        tenant = self._tenants.of(principal, token)
         with ExitStack() as stack:
             (listener,) = stack.enter_context(
                 listening_on([Address.unix(self._path_of(principal))])
@@ -303,4 +303,4 @@ class Crew:
         place.closing.close()  # who waits there is sent away
         place.post.stop(now=True)
         assert self._clearing is not None
-        self._clearing.begin(principal)
+        self._clearing.forget(principal)

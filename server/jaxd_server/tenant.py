@@ -94,6 +94,8 @@ class Tenant:
         if self.user is None:
             return {name: value for name, value in inherited.items() if name not in _SECRETS}
         user = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name}
+        if not self.principal.startswith("uid:"):  # nobody installs anything there for itself
+            user["PYTHONNOUSERSITE"] = "1"
         return {name: value for name, value in inherited.items() if _is_passed_on(name)} | user
 
     def process(self) -> dict[str, Any]:

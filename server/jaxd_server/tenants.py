@@ -7,6 +7,7 @@ import logging
 import os
 import pwd
 import re
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
@@ -15,6 +16,7 @@ from jaxd_server.logs import log_event
 from jaxd_server.options import SAME_USER, ServerOptions
 from jaxd_server.store.directory import cache_root, make_trusted
 from jaxd_server.tenant import Tenant, User
+from jaxd_server.user_folders import folders_of, remove_folder
 from jaxd_server.user_numbers import UserNumbers, name_of_user
 from jaxd_server.user_processes import end_processes, living_processes
 
@@ -45,20 +47,30 @@ class Tenants:
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
         self._numbers = None if uids is None else UserNumbers(self._root, uids)
+        self._in_use: dict[str, str] = {}
 
-    def of(self, principal: str) -> Tenant:
+    def of(self, principal: str, token: str | None = None) -> Tenant:
         """Whose folder and user are whose; makes the folder.
+
+        Where a number is an account's own, each token has another folder: what the holder of the
+        one has put there may be code, and the holder of the next one may be somebody else.
+
+        Args:
+            principal: who it is.
+            token: tells the token of its account from others.
 
         Raises:
             LimitExceeded: when there is no user left for an account.
             ConfigurationError: when the folder cannot be made.
         """
         user = self._user_of(principal)
-        folder = "none" if self._root is None else f"{self._root}/{_name_of(principal)}"
+        name = _name_of(principal, token if self.has_number(principal) else None)
+        folder = "none" if self._root is None else f"{self._root}/{name}"
         home = folder if self._root is not None else os.sep
         if user is not None and not user.home:
             user = User(user.uid, user.gid, user.groups, user.name, home)
         if self._root is not None:
+            self._in_use[principal] = folder  # before it is there: it is never one to be removed
             _make_own(folder, user)
         return Tenant(principal, folder, user)
 
@@ -83,12 +95,38 @@ class Tenants:
                 "processes_not_ended", level=logging.ERROR, principal=principal, user=uid, why=why
             )
 
+    def forget(self, principal: str) -> None:
+        """Nobody is to find any more what lies in the folder of an account."""
+        self._in_use.pop(principal, None)
+
+    def remove_old_folders(self, principal: str) -> None:
+        """Removes those of an account that are not in use, where its user is nobody else.
+
+        Takes its time; may be called by any thread. What is left is tried again another time.
+        """
+        numbers = self._numbers
+        uid = None if numbers is None else numbers.known().get(principal)
+        if numbers is None or self._root is None or uid is None:
+            return
+        for folder, owner in folders_of(self._root).items():
+            if owner != uid or folder == self._in_use.get(principal):
+                continue
+            why = remove_folder(folder, uid, numbers.ender)
+            if why:
+                log_event("folder_not_removed", level=logging.WARNING, folder=folder, why=why)
+
     def with_processes(self) -> set[str]:
         """The principals of whom something runs, where nobody else is their user."""
-        if self._numbers is None:
-            return set()
-        users = living_processes().keys()
-        return {who for who, uid in self._numbers.known().items() if uid in users}
+        return self._of_users(living_processes().keys())
+
+    def with_anything(self) -> set[str]:
+        """As `with_processes`, and those who have folders."""
+        folders = {} if self._root is None else folders_of(self._root)
+        return self._of_users(living_processes().keys() | set(folders.values()))
+
+    def _of_users(self, users: AbstractSet[int]) -> set[str]:
+        known = {} if self._numbers is None else self._numbers.known()
+        return {who for who, uid in known.items() if uid in users}
 
     def end_all_processes(self) -> None:
         """As `end_processes`, of all who ever were here and have any."""
@@ -133,9 +171,10 @@ class Tenants:
         return make_trusted(folder)
 
 
-def _name_of(principal: str) -> str:
-    """A name for a folder that two principals never share."""
-    digest = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
+def _name_of(principal: str, token: str | None) -> str:
+    """A name for a folder that two principals never share, nor two tokens of one."""
+    whose = principal if token is None else f"{principal} {token}"
+    digest = hashlib.blake2b(whose.encode(), digest_size=6).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', principal)[:40]}-{digest}"
 
 

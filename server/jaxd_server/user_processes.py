@@ -11,11 +11,11 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["end_processes", "living_processes"]
+__all__ = ["end_processes", "living_processes", "words_as"]
 
 _BECOME: Final = """
 import os, sys
-ender, uid = map(int, sys.argv[1:])
+ender, uid = map(int, sys.argv[1:3])
 os.setgroups([])
 os.setresgid(ender, ender, ender)
 os.setresuid(ender, uid, ender)
@@ -54,7 +54,7 @@ def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
     Returns:
         Why some are left, in words; nothing when none is.
     """
-    words = [sys.executable, "-I", "-S", "-c", _BECOME + _END_ALL, str(ender), str(uid)]
+    words = words_as(uid, ender, _END_ALL)
     until, why = time.monotonic() + patience_s, ""
     while left := living_processes().get(uid):
         left_s = until - time.monotonic()
@@ -67,6 +67,11 @@ def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
             why = f"What was to end them did not: {error}"
         time.sleep(min(_PAUSE_S, left_s))  # what was ended is gone a moment later
     return ""
+
+
+def words_as(uid: int, ender: int, program: str) -> list[str]:
+    """The command line of a Python program that has a user's rights, and is not in its hands."""
+    return [sys.executable, "-I", "-S", "-c", _BECOME + program, str(ender), str(uid)]
 
 
 def living_processes() -> dict[int, set[int]]:

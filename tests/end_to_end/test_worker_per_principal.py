@@ -398,6 +398,8 @@ def test_a_revoked_account_loses_its_worker_at_once(house: House) -> None:
     assert not os.path.exists(f"/proc/{pid}")
     if IS_APART:
         until(lambda: _processes_of(uid) == [])
+        kept = Path(house.server.directory) / "kept" / "principals"
+        until(lambda: list(kept.glob("account-alice-*")) == [])
     with pytest.raises(errors.AuthenticationFailed):
         house.alice.persistent_call(double)(X)
     assert house.bob.info() == bobs

@@ -19,12 +19,20 @@ class Accounts:
         self.running = set(running)
         self.ended: list[str] = []
         self.may_end = threading.Event()
+        self.may_remove = threading.Event()
 
     def has_number(self, principal: str) -> bool:
         return not principal.startswith("uid:")
 
-    def with_processes(self) -> set[str]:
+    def with_anything(self) -> set[str]:
         return set(self.running)
+
+    def forget(self, principal: str) -> None:
+        self.ended.append(f"forget {principal}")
+
+    def remove_old_folders(self, principal: str) -> None:
+        self.may_remove.wait(PATIENCE_S)
+        self.ended.append(f"remove {principal}")
 
     def end_processes(self, principal: str) -> None:
         self.may_end.wait(PATIENCE_S)
@@ -50,7 +58,10 @@ def test_the_loop_goes_on_while_processes_end() -> None:
         assert not accounts.ended
         accounts.may_end.set()
         await asyncio.wait_for(waiting, PATIENCE_S)
-        assert accounts.ended == ["account:a"] * 2
+        assert accounts.ended == ["account:a"] * 2, "nobody waits for folders"
+        accounts.may_remove.set()
+        await one.finish()
+        assert accounts.ended[2:] == ["remove account:a"] * 2 + ["all"]
 
     asyncio.run(main())
 
@@ -61,11 +72,12 @@ def test_what_runs_for_accounts_that_are_no_more_is_ended() -> None:
     async def main() -> None:
         accounts = Accounts("account:a", "account:b", "account:c")
         accounts.may_end.set()
+        accounts.may_remove.set()
         here = dict[str, None]()
         one = clearing(accounts)
         one.begin_all_but({"account:b"}, here)
         here["account:c"] = None
         await one.finish()
-        assert accounts.ended == ["account:a", "all"]
+        assert accounts.ended == ["forget account:a", "account:a", "remove account:a", "all"]
 
     asyncio.run(main())

@@ -33,6 +33,7 @@ from jaxd_server.clearing import Clearing
 from jaxd_server.crew import Crew
 from jaxd_server.options import ServerOptions
 from jaxd_server.tenant import Tenant
+from jaxd_server.tenants import Tenants
 from tests.server.host_process import HostProcess, ask
 from tests.server.staging import until
 
@@ -407,6 +408,21 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     assert asyncio.run(crew._keep(place)) == 0
     assert notes.done == ["clear account:alice", "run", "begin account:alice"]
     assert crew._places == {}
+
+
+def test_each_token_has_a_place_of_its_own_on_disk() -> None:
+    """Whose worker it is says the token, too."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Nowhere:
+        def of(self, principal: str, token: str | None) -> Tenant:
+            asked.append((principal, token))
+            raise ConfigurationError("no room")
+
+    crew = Crew(ServerOptions(), ("worker",))
+    crew._tenants = cast("Tenants", Nowhere())
+    assert crew._place_for("account:alice", "digest") == {"refused": "no room"}
+    assert asked == [("account:alice", "digest")]
 
 
 def test_without_users_of_their_own_it_says_what_that_means(house: House) -> None:

@@ -55,6 +55,7 @@ def test_another_user_gets_what_jax_needs_of_the_environment_and_no_more() -> No
         "HOME": "/kept/alice",
         "USER": "70000",
         "LOGNAME": "70000",
+        "PYTHONNOUSERSITE": "1",
         "PATH": "/bin",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "0",
@@ -81,6 +82,12 @@ def test_what_may_be_a_secret_is_not_passed_on(name: str, is_passed_on: bool) ->
     """Also when it begins as something does that jax reads."""
     environment = Tenant("account:alice", "none", ALICE).environment({name: "x"})
     assert (name in environment) == is_passed_on
+
+
+def test_a_user_of_the_machine_has_what_it_has_installed() -> None:
+    """As after any login; an account has nothing that was put into its folder by code."""
+    environment = Tenant("uid:7", "none", ALICE).environment({})
+    assert "PYTHONNOUSERSITE" not in environment
 
 
 def test_all_that_jax_can_be_told_is_passed_on() -> None:

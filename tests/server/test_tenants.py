@@ -181,3 +181,56 @@ def test_what_an_account_has_left_behind_is_ended(
         for process in sleeping.values():
             process.kill()
             process.wait()
+
+
+@as_root
+def test_another_token_finds_nothing_that_the_holder_of_the_old_one_has_kept(
+    options: ServerOptions, folder: Path, runtime: Path
+) -> None:
+    """It may be code; and it is removed with the rights of its user, wherever links lead."""
+    secret = runtime / "roots"
+    secret.mkdir()
+    (secret / "file").touch()
+    old = Path(Tenants(options).of("account:a", "old").folder)
+    (old / "v1").mkdir()
+    (old / "v1" / "program").touch()
+    (old / "link").symlink_to(secret)
+    for path in (old, *old.rglob("*")):
+        os.chown(path, FIRST, FIRST, follow_symlinks=False)
+    tenants = Tenants(options)
+    assert tenants.of("account:a", "old").folder == str(old)
+    other = Path(tenants.of("account:b", "old").folder)
+    new = Path(tenants.of("account:a", "new").folder)
+    assert new.stat().st_uid == FIRST
+    assert list(new.iterdir()) == []
+    tenants.remove_old_folders("account:a")
+    assert not old.exists()
+    assert other.exists()
+    assert new.exists()
+    assert (secret / "file").exists()
+    assert tenants.with_anything() == {"account:a", "account:b"}
+    tenants.forget("account:a")
+    tenants.remove_old_folders("account:a")
+    assert not new.exists()
+    assert tenants.with_anything() == {"account:b"}
+
+
+@as_root
+def test_what_root_keeps_in_a_folder_is_not_removed_for_its_user(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No more goes than the user could remove; the log says what is left."""
+    tenants = Tenants(options)
+    folder = Path(tenants.of("account:a", "old").folder)
+    (folder / "roots").mkdir()
+    (folder / "roots" / "file").touch()
+    tenants.forget("account:a")
+    tenants.remove_old_folders("account:a")
+    assert (folder / "roots" / "file").exists()
+    assert "folder_not_removed" in caplog.text
+
+
+def test_workers_of_one_user_keep_their_folder_with_another_token(options: ServerOptions) -> None:
+    """They are not kept from each other's anyway."""
+    tenants = Tenants(options, is_root=False)
+    assert tenants.of("account:a", "old").folder == tenants.of("account:a", "new").folder
