@@ -116,7 +116,7 @@ class Crew:
             ConfigurationError: when a folder for the workers cannot be made.
             ServerStartFailed: when the door cannot be opened.
         """
-        self._tenants = Tenants(self._options)
+        self._tenants = Tenants(self._options, claims=True)
         self._clearing = Clearing(self._tenants)
         self._folder = control.removesuffix(".control") + ".workers"
         check_length(self._path_of("anybody"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -36,16 +37,22 @@ class Tenants:
     Args:
         options: what the server was told.
         is_root: whether it may start processes of other users.
+        claims: whether the numbers are ours alone, until this process ends.
 
     Raises:
-        ConfigurationError: when the folders cannot be made, or their owners could not enter them.
+        ConfigurationError: when the folders cannot be made, or their owners could not enter them,
+            or another server has claimed the numbers that are written down there.
     """
 
-    def __init__(self, options: ServerOptions, *, is_root: bool | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, *, is_root: bool | None = None, claims: bool = False
+    ) -> None:
         may = os.geteuid() == 0 if is_root is None else is_root
         self._is_root = may and options.worker_uids != SAME_USER
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
+        if claims and uids is not None and self._root is not None:
+            _claim(self._root)
         self._numbers = None if uids is None else UserNumbers(self._root, uids)
         self._in_use: dict[str, str] = {}
 
@@ -169,6 +176,18 @@ class Tenants:
         if self._is_root:
             _prove_enterable(folder)
         return make_trusted(folder)
+
+
+def _claim(root: str) -> None:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # open as long as we live
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"another server has the workers whose programs are kept in {root}, and would give its "
+            "users to others. Choose another --cache-dir, and other --worker-uids, for this one."
+        ) from error
 
 
 def _name_of(principal: str, token: str | None) -> str:

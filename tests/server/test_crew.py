@@ -365,6 +365,9 @@ def test_an_account_that_was_revoked_while_no_server_ran_keeps_no_process(
             *("--cache-dir", str(folder), "--worker-uids", f"{uid}-{uid + 1}"),
         )
         assert left.wait(PATIENCE_S) == -signal.SIGKILL
+        options = ServerOptions(cache_dir=str(folder), worker_uids=(uid, uid + 1))
+        with pytest.raises(ConfigurationError, match="another server has the workers"):
+            Tenants(options, claims=True)
     finally:
         left.kill()
         left.wait()
