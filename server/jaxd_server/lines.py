@@ -7,10 +7,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "encode_line", "messages"]
+__all__ = ["MAX_LINE_BYTES", "MAX_TENANT_LINE_BYTES", "encode_line", "messages"]
 
 MAX_LINE_BYTES = 16 << 20
 """Far above a worker's status with all of its running calls; what is longer is no status."""
+
+MAX_TENANT_LINE_BYTES = 1 << 20
+"""The same for one principal's worker: nobody else is to wait while its lines are read."""
 
 
 def encode_line(message: Mapping[str, Any]) -> bytes:
@@ -19,7 +22,7 @@ def encode_line(message: Mapping[str, Any]) -> bytes:
 
 
 async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The objects that arrive, until the other end closes.
+    """The objects that arrive, until the other end closes; other tasks have their turn after each.
 
     Raises:
         ValueError: when a line is too long, is not JSON, or is not an object.
@@ -30,5 +33,8 @@ async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]
             if not isinstance(message, dict):
                 raise ValueError("not a JSON object")  # noqa: TRY004  a fault of the line
             yield message
+            await asyncio.sleep(0)  # `readline` waits for nothing while there are lines
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     except ConnectionError:
         return  # a peer that died is at its end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -14,8 +15,9 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from jaxd_server.black_box import BlackBox
+from jaxd_server.chatter import Chatter
 from jaxd_server.device_settings import worker_environment
-from jaxd_server.lines import MAX_LINE_BYTES, encode_line, messages
+from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES, encode_line, messages
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -59,10 +61,11 @@ class WorkerProcess:
         tether: socket.socket,
         relay: OutputRelay,
         box: BlackBox,
+        principal: str | None = None,
     ) -> None:
         self.epoch = 0
         self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
-        self.principal: str | None = None
+        self.principal = principal
         self.what = "worker"
         self.box = box
         self.pid = process.pid
@@ -91,6 +94,7 @@ class WorkerProcess:
         self._draining = False
         self._asked = 0
         self._answer: asyncio.Future[None] | None = None
+        self._chatter = None if principal is None else Chatter()
         self._writer: asyncio.StreamWriter | None = None
         self._listening = asyncio.create_task(self._listen(tether))
 
@@ -151,8 +155,7 @@ class WorkerProcess:
             box.close()
         relay = OutputRelay(output)
         relay.start()
-        worker = cls(process, ours, relay, box)
-        worker.principal = None if tenant is None else tenant.principal
+        worker = cls(process, ours, relay, box, None if tenant is None else tenant.principal)
         worker.epoch = epoch
         return worker
 
@@ -303,12 +306,15 @@ class WorkerProcess:
         self._listening.cancel()
 
     async def _listen(self, tether: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=tether, limit=MAX_LINE_BYTES)
+        limit = MAX_LINE_BYTES if self.principal is None else MAX_TENANT_LINE_BYTES
+        reader, writer = await asyncio.open_connection(sock=tether, limit=limit)
         self._writer = writer
         for line in self._unsent:  # what was asked for before there was a line to ask on
             writer.write(line)
         try:
             async for message in messages(reader):
+                if self._says_too_much(message):
+                    break  # what it has started may hold the other end, and go on
                 self._heard_at = time.monotonic()
                 self._understand(message)
         except ValueError as error:
@@ -319,8 +325,22 @@ class WorkerProcess:
                 if waited_for is not None:
                     waited_for.cancel()  # nobody has to wait for it any more
 
+    def _says_too_much(self, message: Mapping[str, Any]) -> bool:
+        """Ends one principal's worker that has no end of things to say, which nobody asked for."""
+        if self._chatter is None or (self._answer is not None and "answer" in message):
+            return False
+        if not self._chatter.is_too_much():
+            return False
+        log_event(
+            "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
+        )
+        self.kill("it never stopped talking to its host")
+        return True
+
     def _mark(self, name: str, changes: Any) -> None:
-        """It has said something that is true from now on."""
+        """It has said something that is true from now on; saying it again adds nothing."""
+        if self._marks[name].is_set():
+            return
         if name in _LAST_MARKS:
             self._draining = True
         self._marks[name].set()

@@ -26,6 +26,37 @@ def test_messages_come_back_one_a_line() -> None:
     assert read(b"".join(encode_line(message) for message in sent)) == sent
 
 
+def test_others_have_their_turn_between_messages_that_have_all_arrived() -> None:
+    """Whoever sends without pause holds up nobody's task."""
+    turns = 0
+
+    async def count() -> int:
+        nonlocal turns
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"{}\n" * 100)
+        reader.feed_eof()
+        task = asyncio.create_task(other())
+        async for _ in messages(reader):
+            pass
+        task.cancel()
+        return turns
+
+    assert asyncio.run(count()) >= 99
+
+
+def test_what_is_nested_without_end_is_an_error() -> None:
+    """Of the line, as any other."""
+    with pytest.raises(ValueError, match="nested"):
+        read(b'{"a":' + b"[" * 200_000 + b"\n", limit=1 << 20)
+
+
 @pytest.mark.parametrize("data", [b"hello\n", b"[1]\n", b"\xff\n", b'{"a": ' + b"1" * 100 + b"}\n"])
 def test_anything_else_is_an_error(data: bytes) -> None:
     """No JSON, no object, no text, too long: the reader is told, and does not guess."""

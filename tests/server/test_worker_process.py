@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.options import ServerOptions
+from jaxd_server.tenant import Tenant
 from jaxd_server.worker_process import WorkerProcess
 
 PRELUDE = """
@@ -23,18 +25,20 @@ def say(**message):
 """
 
 PATIENCE_S = 30.0
+ALICE = Tenant("account:alice", "none")
 
 
 def run(
     program: str,
     scenario: Callable[[WorkerProcess], Awaitable[None]],
     options: ServerOptions | None = None,
+    tenant: Tenant | None = None,
 ) -> WorkerProcess:
     """Starts a worker that does `program`, plays `scenario` with it, and ends it."""
 
     async def play() -> WorkerProcess:
         command = [sys.executable, "-P", "-c", PRELUDE + program]
-        worker = WorkerProcess.start(command, options or ServerOptions(), [], 7)
+        worker = WorkerProcess.start(command, options or ServerOptions(), [], 7, (), tenant)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, worker.collect)
         try:
@@ -123,6 +127,54 @@ def test_garbage_on_the_tether_does_not_harm_the_host(runtime: Path) -> None:
         assert not await worker.refresh(PATIENCE_S)
 
     run('tether.write("garbage\\n"); tether.flush(); tether.read()', scenario)
+
+
+FLOOD = """
+say(event="ready")
+while True:
+    tether.write('{"event": "draining"}\\n' * 1000)
+    tether.flush()
+"""
+
+
+def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path) -> None:
+    """What it does there is no work, and others wait meanwhile."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.hear_out()
+
+    assert run(FLOOD, scenario, tenant=ALICE).how == "it never stopped talking to its host"
+
+
+def test_what_is_true_already_is_said_once(
+    runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can fill the log with it."""
+    monkeypatch.setattr(logging.getLogger("jaxd"), "propagate", True)
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.hear_out()
+
+    with caplog.at_level(logging.INFO, "jaxd"):
+        run('[say(event="outdated") for _ in range(50)]', scenario)
+    assert caplog.messages.count("worker_outdated") == 1
+
+
+def test_one_principals_worker_says_nothing_very_long(runtime: Path) -> None:
+    """Reading it would hold up everybody; of the worker of all it may be a status."""
+    program = """
+say(event="ready", padding="x" * (3 << 20))
+tether.read()
+"""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.hear_out()
+
+    assert not run(program, scenario, tenant=ALICE).was_ready
+    assert run(program, until_ready).was_ready
 
 
 @pytest.mark.parametrize(
