@@ -74,7 +74,12 @@ class BlackBox:
         Raises:
             OSError: when there is no memory for it, or the process may open no more files.
         """
-        return cls(create_sealed(_BYTES))
+        descriptor = create_sealed(_BYTES)
+        try:
+            return cls(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @property
     def descriptor(self) -> int:

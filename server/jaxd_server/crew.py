@@ -20,6 +20,7 @@ from jaxd_server.clearing import Clearing
 from jaxd_server.crew_report import crew_report, printable
 from jaxd_server.listeners import Listener, check_length, listening_on
 from jaxd_server.logs import log_event
+from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
 from jaxd_server.post import Post
 from jaxd_server.tenant import Tenant
@@ -33,6 +34,11 @@ DOOR_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.door")
 _RETRY_AFTER_S: Final = 5.0
 _FAILED_S: Final = 10.0
 """So long after its worker could not be started a principal is told why, and none is tried."""
+
+_FILES_OF_A_WORKER: Final = 16
+_MOST_RESTING: Final = 64
+_RESTED_S: Final = 60.0
+"""A place that nobody has asked for so long can be given up; whose it was gets another one."""
 
 _ONE_USER: Final = (
     "all workers run as one user of this machine, so code in one can read the files and the memory "
@@ -52,6 +58,7 @@ class _Place:
         listener: where the door hands clients over; the same from one worker to the next.
         closing: closes the listener.
         task: the post's work.
+        asked_at: when the door last asked for it.
     """
 
     tenant: Tenant
@@ -60,6 +67,7 @@ class _Place:
     listener: Listener
     closing: ExitStack
     task: asyncio.Task[int] | None = None
+    asked_at: float = 0.0
 
     @property
     def is_free(self) -> bool:
@@ -116,6 +124,7 @@ class Crew:
             ConfigurationError: when a folder for the workers cannot be made.
             ServerStartFailed: when the door cannot be opened.
         """
+        allow_files(_FILES_OF_A_WORKER * self._options.max_workers)
         self._tenants = Tenants(self._options, claims=True)
         self._clearing = Clearing(self._tenants)
         self._folder = control.removesuffix(".control") + ".workers"
@@ -235,9 +244,10 @@ class Crew:
             if place is None or place.is_free:
                 self._check_room()
             place = place or self._made(principal, token)
+            place.asked_at = time.monotonic()
         except Busy as error:
             return {"busy": str(error), "retry_after_s": error.retry_after_s}
-        except JaxdError as error:
+        except (JaxdError, OSError) as error:  # no file left to open, for instance
             log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
             return {"refused": str(error)}
         return {"path": place.listener.address.path}
@@ -254,6 +264,7 @@ class Crew:
 
     def _made(self, principal: str, token: str | None) -> _Place:
         assert self._tenants is not None
+        self._give_up_resting()
         tenant = self._tenants.of(principal, token)
         with ExitStack() as stack:
             (listener,) = stack.enter_context(
@@ -264,6 +275,18 @@ class Crew:
         self._places[principal] = place
         place.task = asyncio.create_task(self._keep(place))
         return place
+
+    def _give_up_resting(self) -> None:
+        """Lets go of the places of those who have not come for longest, where there are many."""
+        since = time.monotonic() - _RESTED_S
+        resting = [one for one in self._places.values() if one.is_free and one.asked_at < since]
+        resting.sort(key=lambda place: place.asked_at)
+        for place in resting[: max(0, len(resting) - _MOST_RESTING)]:
+            del self._places[place.tenant.principal]
+            self._leaving.add(place)
+            with suppress(OSError):  # the path is free at once; the socket is closed by its task
+                os.unlink(place.listener.address.path)
+            place.post.stop()
 
     def _path_of(self, principal: str) -> str:
         """The socket at which a principal's clients are handed over."""

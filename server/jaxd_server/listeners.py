@@ -79,7 +79,10 @@ def _listener(address: Address, for_others: bool, beside_others: bool) -> Iterat
 @contextmanager
 def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
     path = address.path
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
     with listening:
         try:
             with _directory_lock(os.path.dirname(path)):

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from jaxd_server.black_box import BlackBox
 from jaxd_server.chatter import Chatter
-from jaxd_server.device_settings import worker_environment
+from jaxd_server.launch import Launched, launch
 from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES, encode_line, messages
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
-from jaxd_server.relay import OutputRelay
 from jaxd_server.tenant import Tenant
 
 __all__ = ["State", "WorkerProcess"]
@@ -55,14 +51,8 @@ class WorkerProcess:
         what: the log calls it.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        tether: socket.socket,
-        relay: OutputRelay,
-        box: BlackBox,
-        principal: str | None = None,
-    ) -> None:
+    def __init__(self, launched: Launched, principal: str | None = None) -> None:
+        process, tether, relay, box = launched
         self.epoch = 0
         self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
         self.principal = principal
@@ -108,9 +98,7 @@ class WorkerProcess:
         suspects: Suspects = (),
         tenant: Tenant | None = None,
     ) -> WorkerProcess:
-        """Starts `command` with one JSON argument, as the worker expects it.
-
-        In a session of its own, so that a terminal's Ctrl-C reaches only the host.
+        """Starts a worker; see `launch`.
 
         Args:
             command: the program and its first arguments.
@@ -123,39 +111,12 @@ class WorkerProcess:
         Raises:
             OSError: when no process can be made.
         """
-        box = BlackBox.create()
-        ours, theirs = socket.socketpair()
-        output, output_end = os.pipe()
-        inherited = {"tether_fd": theirs.fileno(), "black_box_fd": box.descriptor}
         order: dict[str, Any] = {"stands_by": True}
         if epoch:
             order = {"epoch": epoch, "suspects": list(suspects)}
-        environment = worker_environment(options, os.environ)
         if tenant is not None:
             order["principal"] = tenant.principal
-            environment = tenant.environment(environment)
-        try:
-            process = subprocess.Popen(  # noqa: S603  our own process
-                [*command, json.dumps(_argument(options, listeners) | inherited | order)],
-                stdin=subprocess.DEVNULL,
-                stdout=output_end,
-                stderr=output_end,
-                env=environment,
-                pass_fds=[*inherited.values(), *(one.socket.fileno() for one in listeners)],
-                start_new_session=True,
-                **(tenant.process() if tenant is not None else {}),
-            )
-        except OSError:
-            ours.close()
-            os.close(output)
-            raise
-        finally:
-            theirs.close()
-            os.close(output_end)
-            box.close()
-        relay = OutputRelay(output)
-        relay.start()
-        worker = cls(process, ours, relay, box, None if tenant is None else tenant.principal)
+        worker = cls(launch(command, options, listeners, order, tenant), order.get("principal"))
         worker.epoch = epoch
         return worker
 
@@ -242,8 +203,9 @@ class WorkerProcess:
 
     def collect(self) -> None:
         """Notices the end of the process; to be called on every SIGCHLD."""
-        if self._process.poll() is not None:
+        if not self.exited.is_set() and self._process.poll() is not None:
             self.exited.set()
+            self._relay.end()
 
     def last_lines(self) -> list[str]:
         """What it wrote last, once it has exited; waits up to a second until all is copied."""
@@ -376,13 +338,7 @@ class WorkerProcess:
                     self._answer.set_result(None)
                     self._answer = None
             case _:
-                self.hear(self, message)  # what it may say beyond this is not for us to judge
-
-
-def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
-    return {
-        "options": options.to_json(),
-        "listeners": [
-            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
-        ],
-    }
+                try:
+                    self.hear(self, message)  # what it may say beyond this is not for us to judge
+                except Exception:  # noqa: BLE001  the next thing that it says is heard as well
+                    log_event("not_done", level=logging.ERROR, pid=self.pid)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import pytest
 
@@ -31,7 +32,9 @@ from jaxd_protocol.handshake import greet_server
 from jaxd_server import crew as crew_module
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew import Crew
+from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
+from jaxd_server.post import Post
 from jaxd_server.tenant import Tenant
 from jaxd_server.tenants import Tenants
 from tests.server.host_process import HostProcess, ask
@@ -441,3 +444,77 @@ def test_a_stop_at_once_kills_all(start: Callable[..., House]) -> None:
     assert ask(house.control, ask="stop", now=True) == {"stopping": True}
     code, _ = house.host.wait()
     assert code == 1
+
+
+@pytest.fixture
+def crew(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    """One of this process, whose workers rest from the beginning."""
+
+    async def rest(post: Post, listeners: Sequence[Listener], control: str = "") -> int:
+        await post._supervisor.stopping.wait()
+        return 0
+
+    monkeypatch.setattr(Post, "run", rest)
+    monkeypatch.setattr(Post, "is_resting", True)
+    options = ServerOptions(worker_per_principal=True, cache_dir="none")
+    crew = Crew(options, ())
+    crew._tenants = Tenants(options)
+    crew._folder = f"{runtime}/workers"
+    return crew
+
+
+async def closed(crew: Crew) -> None:
+    """Returns when nobody has a place any more."""
+    crew.stop()
+    await asyncio.gather(*(one.task for one in crew._places.values() if one.task))
+
+
+def test_who_has_not_come_for_long_has_no_place_but_gets_one(
+    crew: Crew, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who came once and rest do not use up the host's files."""
+    monkeypatch.setattr("jaxd_server.crew._MOST_RESTING", 1)
+    monkeypatch.setattr("jaxd_server.crew._RESTED_S", -1.0)
+
+    async def play() -> None:
+        first, *_ = [crew._place_for(f"account:{name}", name)["path"] for name in "abc"]
+        assert list(crew._places) == ["account:b", "account:c"]
+        leaving = [one.task for one in crew._leaving if one.task]
+        again = crew._place_for("account:a", "a")["path"]  # before the former one is closed
+        assert again == first
+        await asyncio.gather(*leaving)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(again)
+        assert list(crew._places) == ["account:c", "account:a"]
+        await closed(crew)
+        assert list((runtime / "workers").iterdir()) == []
+
+    asyncio.run(play())
+
+
+def test_who_can_have_no_place_is_told_so(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door and all others go on."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(24, "Too many open files")
+
+    async def play() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tenants, "of", fail)
+            assert "Too many open files" in crew._place_for("account:a", "a")["refused"]
+        assert "path" in crew._place_for("account:a", "a")
+        await closed(crew)
+
+    asyncio.run(play())
+
+
+def test_the_host_may_open_what_so_many_workers_need(start: Callable[..., House]) -> None:
+    """Although systems begin with few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few, many = min(256, hard), min(1024 + 20 * 16, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        house = start("--max-workers", "20")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(house.host.process.pid, resource.RLIMIT_NOFILE)[0] == many

@@ -220,3 +220,19 @@ def test_a_full_disk_is_named_when_the_socket_is_bound(
 
 def no_room(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_file_left_to_open_is_said_as_anything_else_that_is_in_the_way(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may pass, and is no fault of the program's."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("jaxd_server.listeners.socket.socket", fail)
+    with (
+        pytest.raises(CannotListen, match="Too many open files"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+import pytest
 
 from jaxd_server.relay import OutputRelay
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_lines_are_copied_and_the_last_are_remembered(
@@ -31,3 +29,37 @@ def test_a_pipe_that_stays_open_is_not_waited_for() -> None:
     assert relay.last_lines(patience_s=0.0) == []
     os.close(writing)
     relay.join()
+
+
+def test_it_can_be_ended_although_somebody_may_still_write(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """After what is there; neither thread nor file is left, however many such writers stay."""
+    reading, writing = os.pipe()
+    relay = OutputRelay(reading, can_end=True)
+    os.write(writing, b"the last words\n")
+    relay.start()
+    relay.end()
+    assert relay.last_lines(30.0) == ["the last words"]
+    assert not relay.is_alive()
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"more")
+    os.close(writing)
+    relay.end()  # the worker is collected afterwards
+    assert "the last words" in capfd.readouterr().err
+
+
+def test_one_that_never_stops_writing_is_not_listened_to_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pipe need not be empty at any moment."""
+    monkeypatch.setattr("jaxd_server.relay._LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("jaxd_server.relay._write_all", lambda data: os.write(writing, data))
+    reading, writing = os.pipe()
+    relay = OutputRelay(reading, can_end=True)
+    os.write(writing, b"and so on\n")
+    relay.start()
+    relay.end()
+    relay.join(30.0)
+    assert not relay.is_alive()
+    os.close(writing)

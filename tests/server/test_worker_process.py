@@ -3,11 +3,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -145,6 +146,45 @@ def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path) 
         await worker.hear_out()
 
     assert run(FLOOD, scenario, tenant=ALICE).how == "it never stopped talking to its host"
+
+
+def test_what_cannot_be_done_does_not_make_the_host_deaf(
+    runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker, or the door, says next is heard as well."""
+    monkeypatch.setattr(logging.getLogger("jaxd"), "propagate", True)
+
+    def fail(_: WorkerProcess, said: Mapping[str, Any]) -> NoReturn:
+        raise OSError(24, "Too many open files")
+
+    async def scenario(worker: WorkerProcess) -> None:
+        worker.hear = fail
+        await until_ready(worker)
+
+    run('say(event="wanted"); say(event="ready"); tether.read()', scenario)
+    assert "Too many open files" in caplog.text
+
+
+def test_a_process_that_one_principals_worker_leaves_behind_costs_the_host_nothing(
+    runtime: Path,
+) -> None:
+    """It keeps the pipe open; the thread that reads from there ends all the same."""
+    program = """
+import os, subprocess
+left = subprocess.Popen(["sleep", "60"], start_new_session=True)
+say(event="ready", left=left.pid)
+print("left", left.pid, flush=True)
+"""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.hear_out()
+
+    worker = run(program, scenario, tenant=ALICE)
+    worker._relay.join(PATIENCE_S)
+    assert not worker._relay.is_alive()
+    (line,) = worker.last_lines()
+    os.kill(int(line.split()[1]), signal.SIGKILL)
 
 
 def test_what_is_true_already_is_said_once(

@@ -1,0 +1,102 @@
+"""How a host starts a worker: the process, and the ends of what connects the two."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from jaxd_server.black_box import BlackBox
+from jaxd_server.device_settings import worker_environment
+from jaxd_server.listeners import Listener
+from jaxd_server.options import ServerOptions
+from jaxd_server.relay import OutputRelay
+from jaxd_server.tenant import Tenant
+
+__all__ = ["Launched", "launch"]
+
+
+class Launched(NamedTuple):
+    """A worker that was started, and the host's ends.
+
+    Attributes:
+        process: it.
+        tether: where they speak.
+        relay: passes its output on.
+        box: what it writes down of what it does.
+    """
+
+    process: subprocess.Popen[bytes]
+    tether: socket.socket
+    relay: OutputRelay
+    box: BlackBox
+
+
+def launch(
+    command: Sequence[str],
+    options: ServerOptions,
+    listeners: Sequence[Listener],
+    order: Mapping[str, Any],
+    tenant: Tenant | None,
+) -> Launched:
+    """Starts `command` with one JSON argument, as the worker expects it.
+
+    In a session of its own, so that a terminal's Ctrl-C reaches only the host.
+
+    Args:
+        command: the program and its first arguments.
+        options: what the server was told.
+        listeners: what it inherits.
+        order: what else stands in the argument.
+        tenant: whose worker it is, where not all share it.
+
+    Raises:
+        OSError: when no process can be made, or no file be opened; nothing is left open then.
+    """
+    with ExitStack() as theirs, ExitStack() as ours:
+        box = BlackBox.create()
+        theirs.callback(box.close)
+        tether, other_end = (ours.enter_context(one) for one in socket.socketpair())
+        theirs.callback(other_end.close)
+        output, output_end = os.pipe()
+        theirs.callback(os.close, output_end)
+        relay = _relaying(output, can_end=tenant is not None)
+        inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
+        environment = worker_environment(options, os.environ)
+        process = subprocess.Popen(  # noqa: S603  our own process
+            [*command, json.dumps(_argument(options, listeners) | inherited | dict(order))],
+            stdin=subprocess.DEVNULL,
+            stdout=output_end,
+            stderr=output_end,
+            env=environment if tenant is None else tenant.environment(environment),
+            pass_fds=[*inherited.values(), *(one.socket.fileno() for one in listeners)],
+            start_new_session=True,
+            **(tenant.process() if tenant is not None else {}),
+        )
+        ours.pop_all()
+    return Launched(process, tether, relay, box)
+
+
+def _relaying(output: int, *, can_end: bool) -> OutputRelay:
+    """Passes on what arrives there; ends by itself when no process comes of it."""
+    relay = OutputRelay(output, can_end=can_end)
+    try:
+        relay.start()
+    except RuntimeError as error:
+        relay.discard()
+        raise OSError(errno.EAGAIN, "no thread can be started") from error
+    return relay
+
+
+def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
+    return {
+        "options": options.to_json(),
+        "listeners": [
+            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+        ],
+    }
