@@ -173,7 +173,7 @@ class BlackBox:
             return frozenset()
         try:
             return frozenset(json.loads(bytes(self._memory[4 : 4 + length])))
-        except ValueError:  # it died while it wrote
+        except (ValueError, TypeError, RecursionError):  # it died while it wrote, or never meant to
             return frozenset({"unknown"})
 
     def _at(self, place: int) -> int:

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
+from jaxd_server.belief import printable
 from jaxd_server.clearing import Clearing
-from jaxd_server.crew_report import crew_report, printable
+from jaxd_server.crew_report import crew_report
 from jaxd_server.listeners import Listener, check_length, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
@@ -203,7 +204,7 @@ class Crew:
         """What all workers do together, and each by itself."""
         places = list(self._places.values())
         door, *told = await asyncio.gather(
-            self._door.status(), *(place.post.status() for place in places)
+            self._door.status(), *(_status(place) for place in places)
         )
         return crew_report(
             door,
@@ -213,8 +214,8 @@ class Crew:
 
     async def idle_s(self) -> float:
         """Seconds without connection and call of anybody; 0 when a worker does not say so now."""
-        posts = [self._door, *(place.post for place in self._places.values())]
-        return min(await asyncio.gather(*(post.idle_s() for post in posts)))
+        workers = (_idle_s(place) for place in self._places.values())
+        return min(await asyncio.gather(self._door.idle_s(), *workers))
 
     # what the door asks ---------------------------------------------------------------------------
 
@@ -327,3 +328,20 @@ class Crew:
         place.post.stop(now=True)
         assert self._clearing is not None
         self._clearing.forget(principal)
+
+
+async def _status(place: _Place) -> dict[str, Any]:
+    """What its post says; one about which nothing can be said spoils nobody else's report."""
+    try:
+        return await place.post.status()
+    except Exception:  # noqa: BLE001
+        log_event("status_failed", level=logging.ERROR, principal=place.tenant.principal)
+        return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+
+
+async def _idle_s(place: _Place) -> float:
+    try:
+        return await place.post.idle_s()
+    except Exception:  # noqa: BLE001  as above
+        log_event("status_failed", level=logging.ERROR, principal=place.tenant.principal)
+        return 0.0

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any, Final
 
+from jaxd_server.belief import fitting
 from jaxd_server.logs import log_event
 from jaxd_server.memory import resident_bytes
 from jaxd_server.options import ServerOptions
@@ -116,7 +117,7 @@ def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
     asked = round(worker.silent_s, 3)  # warm calls are not written down: as it said last
     return [
         {**call, "seconds": round(call["seconds"] + asked, 3)}
-        for call in worker.snapshot.get("running", ())
+        for call in fitting(worker.snapshot, "running")
     ]
 
 

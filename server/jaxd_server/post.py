@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxd_server.belief import is_number
 from jaxd_server.heartbeat import Heartbeat, calls_of, process_state
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
@@ -129,4 +130,4 @@ class Post:
 def _seconds(snapshot: Mapping[str, Any]) -> float:
     """What a worker says of how long it was idle; it may say what it likes."""
     idle_s = snapshot.get("idle_s")
-    return float(idle_s) if isinstance(idle_s, int | float) else 0.0
+    return max(0.0, float(idle_s)) if is_number(idle_s) else 0.0

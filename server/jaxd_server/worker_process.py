@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxd_server.belief import believed
 from jaxd_server.chatter import Chatter
 from jaxd_server.launch import Launched, launch
 from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES, encode_line, messages
@@ -333,7 +334,7 @@ class WorkerProcess:
             case {"event": "needed", "why": str(why)}:
                 self._decide(why)
             case {"answer": int(), "status": dict(status)}:
-                self.snapshot = status
+                self.snapshot = status if self.principal is None else _harmless(status)
                 if self._answer is not None:
                     self._answer.set_result(None)
                     self._answer = None
@@ -342,3 +343,8 @@ class WorkerProcess:
                     self.hear(self, message)  # what it may say beyond this is not for us to judge
                 except Exception:  # noqa: BLE001  the next thing that it says is heard as well
                     log_event("not_done", level=logging.ERROR, pid=self.pid)
+
+
+def _harmless(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What code of one principal may have said, without what would make its host stumble."""
+    return {**believed(status), "platform": status.get("platform")}

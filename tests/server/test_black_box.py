@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from jaxd_server.black_box import BlackBox, Entry
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
@@ -81,6 +83,16 @@ def test_who_has_values() -> None:
     box.own({f"principal {number}" for number in range(1000)})
     assert box.owners() == {"many"}
     assert box.entries() == []
+
+
+@pytest.mark.parametrize("data", [b"5", b"[[]]", b"[" * 4000, b"\xff", b"7" * 4092])
+def test_who_has_values_is_not_known_when_nonsense_stands_there(data: bytes) -> None:
+    """The worker can write there what it likes."""
+    box = BlackBox.create()
+    box.own({"uid:1"})
+    box._memory[:4] = len(data).to_bytes(4, "little")
+    box._memory[4 : 4 + len(data)] = data
+    assert box.owners() == {"unknown"}
 
 
 def test_an_entry_knows_its_age() -> None:

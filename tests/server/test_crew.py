@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -503,6 +504,32 @@ def test_who_can_have_no_place_is_told_so(crew: Crew, monkeypatch: pytest.Monkey
             patch.setattr(Tenants, "of", fail)
             assert "Too many open files" in crew._place_for("account:a", "a")["refused"]
         assert "path" in crew._place_for("account:a", "a")
+        await closed(crew)
+
+    asyncio.run(play())
+
+
+def test_one_report_that_fails_is_missed_in_no_other(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever makes it fail: the operator sees all the others, and the idle server is not over."""
+
+    async def says(self: Post) -> dict[str, Any]:
+        if self is crew._places["account:a"].post:
+            raise TypeError("unhashable")
+        return {"worker": {"calls": 3}, "worker_state": "ready"}
+
+    async def play() -> None:
+        for name in "ab":
+            crew._place_for(f"account:{name}", name)
+        monkeypatch.setattr(Post, "status", says)
+        monkeypatch.setattr(Post, "idle_s", says)
+        monkeypatch.setattr(crew._door, "idle_s", partial(asyncio.sleep, 0, 9.0))
+        alices, bobs = (await crew.status())["workers"]
+        assert (alices["worker_state"], alices["worker"]) == ("unknown", {})
+        assert (bobs["worker_state"], bobs["worker"]) == ("ready", {"calls": 3})
+        del crew._places["account:b"]
+        assert await crew.idle_s() == 0.0
         await closed(crew)
 
     asyncio.run(play())

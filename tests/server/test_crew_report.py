@@ -41,12 +41,6 @@ def test_nobody_is_there() -> None:
     assert crew_report(DOOR, [], []) == {**DOOR, "worker": {}, "workers": []}
 
 
-def test_the_name_of_a_function_does_nothing_to_a_terminal() -> None:
-    """Who looks at a status is not to be fooled by what stands in it."""
-    report = crew_report(DOOR, [ALICE], [told(running=[running("\x1b[2Jf\r")])])
-    assert report["worker"]["running"][0]["function"] == "?[2Jf?"
-
-
 def test_a_worker_that_says_nonsense_spoils_nobody_elses_report() -> None:
     """Code of its client may have made it say that, under the name of another as well."""
     lies = [7, {}, {"function": "f", "seconds": "long"}, running("f", principal="account:bob")]

@@ -38,6 +38,12 @@ def test_the_calls_of_a_worker_that_says_nothing() -> None:
     assert calls_of(worker()) == []
 
 
+@pytest.mark.parametrize("running", [7, [1], [{}], [{"function": "f", "seconds": 10**400}]])
+def test_what_it_told_of_last_may_have_been_nonsense(running: Any) -> None:
+    """Of which there is nothing to be said."""
+    assert calls_of(worker(running=running)) == []
+
+
 @pytest.mark.parametrize(
     ("callers", "owners", "harmed"),
     [

@@ -33,6 +33,9 @@ def post_with(**worker: Any) -> Post:
         ({"snapshot": {"idle_s": 7.0}, "state": "resting"}, 9.0),
         ({"snapshot": {}, "state": "starting", "was_ready": False}, 0.0),
         ({"snapshot": {"idle_s": "long"}}, 0.0),
+        ({"snapshot": {"idle_s": 10**400}}, 0.0),
+        ({"snapshot": {"idle_s": float("nan")}}, 0.0),
+        ({"snapshot": {"idle_s": -1e9}}, 0.0),
         ({"snapshot": {"idle_s": "long"}, "state": "resting"}, 2.0),
     ],
 )

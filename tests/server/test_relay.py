@@ -53,9 +53,9 @@ def test_one_that_never_stops_writing_is_not_listened_to_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pipe need not be empty at any moment."""
+    reading, writing = os.pipe()
     monkeypatch.setattr("jaxd_server.relay._LAST_WORDS_S", 0.0)
     monkeypatch.setattr("jaxd_server.relay._write_all", lambda data: os.write(writing, data))
-    reading, writing = os.pipe()
     relay = OutputRelay(reading, can_end=True)
     os.write(writing, b"and so on\n")
     relay.start()

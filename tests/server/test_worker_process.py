@@ -187,6 +187,24 @@ print("left", left.pid, flush=True)
     os.kill(int(line.split()[1]), signal.SIGKILL)
 
 
+def test_what_one_principals_worker_says_does_not_make_its_host_stumble(runtime: Path) -> None:
+    """Neither its host, nor what compares, adds up or shows that."""
+    program = """
+say(event="ready")
+tether.readline()
+nonsense = {"run_s": 10**400, "idle_s": "x", "running": [1]}
+say(answer=1, status={"calls": 2, **nonsense, "platform": "cpu"})
+tether.read()
+"""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await until_ready(worker)
+        assert await worker.refresh(PATIENCE_S)
+        assert worker.snapshot == {"calls": 2, "running": [], "platform": "cpu"}
+
+    run(program, scenario, tenant=ALICE)
+
+
 def test_what_is_true_already_is_said_once(
     runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
