@@ -19,6 +19,7 @@ from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.belief import printable
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew_report import crew_report
+from jaxd_server.crew_restart import CrewRestart
 from jaxd_server.listeners import Listener, check_length, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
@@ -113,6 +114,7 @@ class Crew:
         self._leaving: set[_Place] = set()
         self._failed: dict[str, tuple[float, str]] = {}
         self._forced = False
+        self._restarts = CrewRestart()
 
     async def run(self, listeners: Sequence[Listener], control: str) -> int:
         """Lets clients in and has workers for them until `stop`; returns the exit code.
@@ -162,20 +164,9 @@ class Crew:
             place.post.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Replaces all workers that there are, one after the other; see `Supervisor.restart`.
-
-        Returns:
-            `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
-            under `refused`, which is also said of all.
-        """
-        rows: list[dict[str, Any]] = []
-        for principal, place in list(self._places.items()):
-            if not place.post.is_resting:
-                rows.append({"principal": principal, **await place.post.restart(force=force)})
-        if not rows:
-            return {"refused": "there is no worker at work now. See jaxd status."}
-        refused = [f"{row['principal']}: {row['refused']}" for row in rows if "refused" in row]
-        return {"workers": rows, **({"refused": "; ".join(refused)} if refused else {})}
+        """Replaces all workers that there are; see `CrewRestart.restart`."""
+        posts = {who: one.post for who, one in self._places.items() if not one.post.is_resting}
+        return await self._restarts.restart(posts, force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, each with whose worker does not."""
