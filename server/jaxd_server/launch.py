@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from jaxd_server.argument import in_a_file
 from jaxd_server.black_box import BlackBox
 from jaxd_server.device_settings import worker_environment
 from jaxd_server.listeners import Listener
@@ -44,7 +45,7 @@ def launch(
     order: Mapping[str, Any],
     tenant: Tenant | None,
 ) -> Launched:
-    """Starts `command` with one JSON argument, as the worker expects it.
+    """Starts `command` with one JSON argument, as `read_argument` expects it.
 
     In a session of its own, so that a terminal's Ctrl-C reaches only the host.
 
@@ -68,13 +69,19 @@ def launch(
         relay = _relaying(output, can_end=tenant is not None)
         inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
         environment = worker_environment(options, os.environ)
+        argument = _argument(options, listeners) | inherited | dict(order)
+        passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
+        if tenant is not None:  # who is here, and which functions ended a worker, is not for all
+            argument, file = in_a_file(argument)
+            theirs.callback(os.close, file)
+            passed.append(file)
         process = subprocess.Popen(  # noqa: S603  our own process
-            [*command, json.dumps(_argument(options, listeners) | inherited | dict(order))],
+            [*command, json.dumps(argument)],
             stdin=subprocess.DEVNULL,
             stdout=output_end,
             stderr=output_end,
             env=environment if tenant is None else tenant.environment(environment),
-            pass_fds=[*inherited.values(), *(one.socket.fileno() for one in listeners)],
+            pass_fds=passed,
             start_new_session=True,
             **(tenant.process() if tenant is not None else {}),
         )

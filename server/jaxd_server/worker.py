@@ -5,7 +5,6 @@ Started by the host with one JSON argument: options, inherited listeners, tether
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
+from jaxd_server.argument import read_argument
 from jaxd_server.black_box import BlackBox
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
@@ -34,7 +34,7 @@ __all__ = ["Worker", "main"]
 
 def main() -> None:
     """Runs a worker until its host drains it or dies."""
-    argument = json.loads(sys.argv[1])
+    argument = read_argument()
     options = ServerOptions.from_json(argument["options"])
     principal = argument.get("principal")
     logs.configure(options.log_format, "worker", principal)

@@ -25,6 +25,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from jaxd_server.argument import read_argument
+
 _LOOK_S = 0.02
 
 
@@ -156,7 +158,7 @@ def main() -> None:
     if mode == "fail":
         print("loading the accelerator", flush=True)
         sys.exit("libaccelerator.so: cannot open shared object file")
-    FakeWorker(json.loads(sys.argv[1]), mode).run()
+    FakeWorker(read_argument(), mode).run()
 
 
 if __name__ == "__main__":

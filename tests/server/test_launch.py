@@ -29,6 +29,8 @@ def files() -> list[str]:
         "socket.socketpair",
         "os.pipe",
         "os.eventfd",
+        "os.memfd_create",
+        "os.lseek",
         "threading.Thread.start",
         "subprocess.Popen",
     ],

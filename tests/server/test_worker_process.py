@@ -18,7 +18,8 @@ from jaxd_server.worker_process import WorkerProcess
 
 PRELUDE = """
 import json, socket, sys
-argument = json.loads(sys.argv[1])
+from jaxd_server.argument import read_argument
+argument = read_argument()
 tether = socket.socket(fileno=argument["tether_fd"]).makefile("rw")
 def say(**message):
     tether.write(json.dumps(message) + "\\n")
@@ -73,6 +74,24 @@ def test_the_worker_is_told_everything_in_one_argument(
     assert argument["epoch"] == 7
     assert argument["listeners"] == []
     assert ServerOptions.from_json(argument["options"]) == ServerOptions()
+
+
+def test_what_one_principals_worker_is_told_is_not_for_all_users_of_the_machine(
+    runtime: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They can read its command line, where neither its principal nor its folder stands."""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+
+    run(
+        'print(open("/proc/self/cmdline").read().split("\\0")[-2]); print(argument["principal"])',
+        scenario,
+        tenant=ALICE,
+    )
+    shown, principal = capfd.readouterr().err.splitlines()
+    assert list(json.loads(shown)) == ["argument_fd"]
+    assert principal == "account:alice"
 
 
 def test_it_is_ready_once_it_says_so(runtime: Path) -> None:
