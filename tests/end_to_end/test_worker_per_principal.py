@@ -323,7 +323,9 @@ def test_a_worker_holds_nothing_that_is_not_its_own(house: House) -> None:
     names = {os.readlink(f"/proc/{pid}/fd/{one}") for one in os.listdir(f"/proc/{pid}/fd")}
     kinds = ("/dev/null", "/memfd:jaxd", "pipe:", "socket:", "anon_inode:", f"/proc/{pid}/")
     assert [name for name in names if not name.startswith(kinds)] == []
-    told = Path(f"/proc/{pid}/environ").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
+    shown = Path(f"/proc/{pid}/cmdline").read_text()
+    assert "alice" not in shown  # all users can read it
+    told = Path(f"/proc/{pid}/environ").read_text() + shown
     for secret in ("canary", "s.token", "tls.pem", "JAXD_TOKEN", "XDG_CONFIG_HOME"):
         assert secret not in told
     assert "JAX_PLATFORMS=cpu" in told
