@@ -15,7 +15,8 @@ __all__ = ["OutputRelay"]
 _STDERR = 2
 _LAST_LINES = 20
 _LONGEST_LINE_BYTES = 1 << 16
-_LAST_WORDS_S: Final = 1.0
+_LAST_WORDS_S: Final = 0.25
+"""So long what one principal left behind may go on; the host may wait for the end of it."""
 
 
 class OutputRelay(threading.Thread):
@@ -111,7 +112,7 @@ class _EndedPipe(io.FileIO):
             return False
         now = time.monotonic()
         if self._over_at is None:
-            self._over_at = now + _LAST_WORDS_S  # of one that never stops writing
+            self._over_at = now + _LAST_WORDS_S
         return self.fileno() not in ready or now >= self._over_at
 
 

@@ -290,9 +290,10 @@ class WorkerProcess:
 
     def _says_too_much(self, message: Mapping[str, Any]) -> bool:
         """Ends one principal's worker that has no end of things to say, which nobody asked for."""
-        if self._chatter is None or (self._answer is not None and "answer" in message):
-            return False
-        if not self._chatter.is_too_much():
+        match message:
+            case {"answer": int(), "status": dict()} if self._answer is not None:
+                return False
+        if self._chatter is None or not self._chatter.is_too_much():
             return False
         log_event(
             "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal

@@ -151,20 +151,41 @@ def test_garbage_on_the_tether_does_not_harm_the_host(runtime: Path) -> None:
 
 FLOOD = """
 say(event="ready")
+tether.readline()
 while True:
-    tether.write('{"event": "draining"}\\n' * 1000)
+    tether.write('{}\\n' * 1000)
     tether.flush()
 """
 
 
-def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path) -> None:
-    """What it does there is no work, and others wait meanwhile."""
+@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"answer": "1", "status": 7}'])
+def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, line: str) -> None:
+    """What it does there is no work, and others wait meanwhile; also where it was asked."""
 
     async def scenario(worker: WorkerProcess) -> None:
+        await until_ready(worker)
+        assert not await worker.refresh(PATIENCE_S)
         await worker.exited.wait()
         await worker.hear_out()
 
-    assert run(FLOOD, scenario, tenant=ALICE).how == "it never stopped talking to its host"
+    worker = run(FLOOD.replace("{}", line), scenario, tenant=ALICE)
+    assert worker.how == "it never stopped talking to its host"
+
+
+def test_what_was_asked_for_is_never_too_much(runtime: Path) -> None:
+    """However often somebody looks at the status."""
+    program = """
+say(event="ready")
+for line in tether:
+    say(answer=1, status={})
+"""
+
+    async def scenario(worker: WorkerProcess) -> None:
+        await until_ready(worker)
+        for _ in range(300):
+            assert await worker.refresh(PATIENCE_S)
+
+    run(program, scenario, tenant=ALICE)
 
 
 def test_what_cannot_be_done_does_not_make_the_host_deaf(
