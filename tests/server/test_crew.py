@@ -460,6 +460,7 @@ def crew(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
     options = ServerOptions(worker_per_principal=True, cache_dir="none")
     crew = Crew(options, ())
     crew._tenants = Tenants(options)
+    crew._clearing = Clearing(crew._tenants)
     crew._folder = f"{runtime}/workers"
     return crew
 
