@@ -151,10 +151,10 @@ class Stage:
         """Runs `python *arguments` to its end: seconds from fork to exit, and its output."""
         return time_process([sys.executable, *arguments], self.environment(**extra), self.directory)
 
-    def own_server(self) -> OwnServer:
+    def own_server(self, **extra: str) -> OwnServer:
         """The server of jaxd, started at the first request and shared until this stage ends."""
         if self._own_server is None:
-            server = OwnServer.start(self.environment(), self.directory)
+            server = OwnServer.start(self.environment(**extra), self.directory)
             self._ends.callback(server.end)
             self._own_server = server
         return self._own_server

@@ -7,7 +7,7 @@ from benchmarks.rows.executables import BESIDE_BUILDS, DISPATCH, RESTART
 from benchmarks.rows.fresh import FRESH_PROCESS, FRESH_SCALAR
 from benchmarks.rows.key import KEY
 from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
-from benchmarks.rows.training import TRAINING, TRAINING_BYTES
+from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
 
 __all__ = ["ROWS"]
@@ -20,6 +20,7 @@ ROWS: tuple[Row, ...] = (
     *TRANSFERS,
     FETCH,
     TRAINING,
+    TRAINING_ONE_THREAD,
     TRAINING_BYTES,
     KEY,
     RESTART,

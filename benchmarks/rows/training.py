@@ -9,7 +9,7 @@ from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver
 from benchmarks.stage import Stage
 
-__all__ = ["TRAINING", "TRAINING_BYTES"]
+__all__ = ["TRAINING", "TRAINING_BYTES", "TRAINING_ONE_THREAD"]
 
 _NEEDS: Final = ("jax", "flax", "optax")
 _JAXD: Final = ("jaxd", *_NEEDS)
@@ -19,10 +19,14 @@ _MESSAGES: Final = 1 << 14
 Link = Literal["unix", "tcp", "slow"]
 
 
-def _driver(stage: Stage, where: str) -> Driver:
+_ONE_THREAD: Final = {"NPROC": "1"}
+"""Has XLA compute in one thread, so that a core is left for Python, as beside an accelerator."""
+
+
+def _driver(stage: Stage, where: str, **extra: str) -> Driver:
     """One that has trained for a while, and computes what the others do."""
-    token = stage.own_server().token_file if "://" in where else ""
-    driver = stage.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token)
+    token = stage.own_server(**extra).token_file if "://" in where else ""
+    driver = stage.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token, **extra)
     stage.agree("loss of the tenth step", driver.figure("loss", 1))
     return driver
 
@@ -68,6 +72,30 @@ TRAINING: Final = Row(
             ("jax.jit",),
             ("jaxd, 100 Mbit/s",),
             None,
+        ),
+    ),
+)
+
+
+def _one_thread(where: Literal["jit", "unix"]) -> Callable[[Stage], Sampler]:
+    def start(stage: Stage) -> Sampler:
+        address = where if where == "jit" else stage.own_server(**_ONE_THREAD).unix
+        driver = _driver(stage, address, **_ONE_THREAD)
+        return lambda: driver.figure("step", stage.sizes.steps)
+
+    return start
+
+
+TRAINING_ONE_THREAD: Final = Row(
+    name="training-one-thread",
+    title="The same loop where XLA computes in one thread, and leaves a core to Python",
+    variants=(
+        Variant("jax.jit", _one_thread("jit"), _NEEDS),
+        Variant("jaxd", _one_thread("unix"), _JAXD),
+    ),
+    comparisons=(
+        Comparison(
+            "steps per second: jaxd / jax.jit", ("jax.jit",), ("jaxd",), Target("at least", 0.95)
         ),
     ),
 )
