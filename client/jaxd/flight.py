@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxd.lost_values import gone, naming
+from jaxd.lost_values import gone, naming_for
 from jaxd.raised import raised_by
 from jaxd.results import Home
 from jaxd_protocol.calls import FAILED, is_failure
@@ -130,8 +130,7 @@ class Flight:
 
     def _raised(self, failure: Failure) -> BaseException:
         if is_failure(failure, WorkerReplaced):  # no other worker has what the call needs
-            arrays = [array for stretch in self.call.values for array in stretch.arrays]
-            return naming(gone(with_worker=True), arrays, self.name)
+            return naming_for(gone(with_worker=True), self.call)
         if self.connection is None:
             return rebuild_failure(failure)
         return raised_by(failure, self.name, self.connection)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from jaxd_protocol.errors import ValuesDied, ValuesLost
 
 if TYPE_CHECKING:
+    from jaxd.encoded import Encoded
     from jaxd.remote_array import RemoteArray
 
-__all__ = ["gone", "naming"]
+__all__ = ["gone", "naming", "naming_for"]
 
 _SHOWN: Final = 4
 _ADVICE: Final = "Make them again, or restore the state from a checkpoint."
@@ -51,3 +52,9 @@ def naming(
     what = what.partition("; ")[0]  # and not who needed them before
     needs = f"{needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}"
     return type(error)(f"{what}; {needs}. {advice}")
+
+
+def naming_for(error: ValuesLost, call: Encoded) -> ValuesLost:
+    """As `naming`, of the arrays that a call needs."""
+    arrays = [array for stretch in call.values for array in stretch.arrays]
+    return naming(error, arrays, call.spec.identity.name)

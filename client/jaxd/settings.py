@@ -47,8 +47,14 @@ class Settings:
     """
 
     __slots__ = (
-        *("server", "token", "token_file", "ca_file"),
-        *("autostart", "inline", "compress", "device"),
+        "autostart",
+        "ca_file",
+        "compress",
+        "device",
+        "inline",
+        "server",
+        "token",
+        "token_file",
     )
 
     def __init__(

@@ -157,7 +157,9 @@ class ValueCalls:
                 if stretch.origin.is_doubtful:
                     self.check(stretch.arrays)
         except ValuesLost as error:
-            raise _named(error, call) from None
+            from jaxd.lost_values import naming_for
+
+            raise naming_for(error, call) from None
         assert call.stay is not None
         form: Form | None = None
         donated: tuple[int, ...] = ()
@@ -171,7 +173,9 @@ class ValueCalls:
         try:
             self._flights.launch(flight)
         except ValuesLost as error:
-            raise _named(error, call) from None
+            from jaxd.lost_values import naming_for
+
+            raise naming_for(error, call) from None
         except BaseException:
             if not flight.done:  # it was interrupted, and is perhaps on its way
                 self._abandon(flight)
@@ -290,14 +294,6 @@ class ValueCalls:
         for flight in self._flights.wait_for_all():
             if flight.error is not None:
                 raise flight.error
-
-
-def _named(error: ValuesLost, call: Encoded) -> ValuesLost:
-    """The same error, and in its message which arrays the call needs."""
-    from jaxd.lost_values import naming
-
-    arrays = [array for stretch in call.values for array in stretch.arrays]
-    return naming(error, arrays, call.spec.identity.name)
 
 
 def _is_remote(call: Encoded) -> bool:
