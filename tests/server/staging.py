@@ -1,4 +1,4 @@
-"""Threads that meet where a test wants them to, without a sleep."""
+"""Threads that meet where a test wants them to, without a sleep; what a module logs meanwhile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 PATIENCE_S = 30.0
+
+Log = list[tuple[str, dict[str, Any]]]
+"""Events, each with its fields."""
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -52,3 +59,12 @@ def at_once(count: int, target: Callable[[int], Any]) -> list[Any]:
 
     join([start(run, index) for index in range(count)])
     return outcomes
+
+
+def logged_by(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What a module logs from now on."""
+    lines: Log = []
+    monkeypatch.setattr(
+        module, "log_event", lambda event, *, level=0, **fields: lines.append((event, fields))
+    )
+    return lines

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,7 @@ from jaxd_protocol.tokens import write_token_file
 from jaxd_server import accounts as module
 from jaxd_server.accounts import Accounts
 from jaxd_server.options import ServerOptions
-
-Log = list[tuple[str, dict[str, Any]]]
+from tests.server.staging import Log, logged_by
 
 
 @pytest.fixture
@@ -26,11 +24,7 @@ def folder(runtime: Path) -> str:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What is logged of accounts."""
-    lines: Log = []
-    monkeypatch.setattr(
-        module, "log_event", lambda event, *, level=0, **fields: lines.append((event, fields))
-    )
-    return lines
+    return logged_by(module, monkeypatch)
 
 
 @pytest.fixture

@@ -7,20 +7,15 @@ import pytest
 
 from jaxd_server import connection as module
 from tests.server.in_process import Shop, Source
-from tests.server.staging import PATIENCE_S, until
+from tests.server.staging import PATIENCE_S, Log, logged_by, until
 
 OpenShop = Callable[..., Shop]
-Log = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What connections log."""
-    lines: Log = []
-    monkeypatch.setattr(
-        module, "log_event", lambda event, *, level=0, **fields: lines.append((event, fields))
-    )
-    return lines
+    return logged_by(module, monkeypatch)
 
 
 @pytest.mark.parametrize("args", [(), (1, 2), (b"key", b"", b"", "soon", 0)])

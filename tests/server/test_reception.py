@@ -13,19 +13,13 @@ from jaxd_protocol.handshake import MAGIC
 from jaxd_server import reception as module
 from jaxd_server.allowance import Allowance
 from tests.server.in_process import Shop
-from tests.server.staging import until
-
-Log = list[tuple[str, dict[str, Any]]]
+from tests.server.staging import Log, logged_by, until
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What receptions log."""
-    lines: Log = []
-    monkeypatch.setattr(
-        module, "log_event", lambda event, *, level=0, **fields: lines.append((event, fields))
-    )
-    return lines
+    return logged_by(module, monkeypatch)
 
 
 def test_a_refused_client_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:
