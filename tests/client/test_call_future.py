@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 
 from jaxd import Client, call_future
 from jaxd.call_future import CallFuture
+from tests.end_to_end.gates import Gate, stop_at
 
 
-def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client) -> None:
+def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client, tmp_path: Path) -> None:
     """Neither who calls nor who has submitted; it ran only when the reply was here."""
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
+    gate = Gate(tmp_path / "gate")
     go_on, seen = threading.Event(), SimpleQueue[float]()
 
     def block(done: Future[Any]) -> None:
@@ -27,7 +30,9 @@ def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client) -> None:
         assert go_on.wait(30)
         seen.put(-1.0)
 
-    double.submit(4.0).add_done_callback(block)
+    submitted = client.persistent_call(stop_at(gate.path)).submit(7.0)
+    with gate.reached():  # so it is given before the call is done
+        submitted.add_done_callback(block)
     assert seen.get(timeout=30) == 8.0
     assert float(double(21.0)) == 42.0
     assert float(double.submit(5.0).result(30)) == 10.0

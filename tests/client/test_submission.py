@@ -93,7 +93,7 @@ def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate:
 
 
 def test_a_callback_may_make_calls(client: Client) -> None:
-    """It runs in the thread that reads, which reads on for it."""
+    """The reading goes on meanwhile."""
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
     answers: queue.SimpleQueue[float] = queue.SimpleQueue()
