@@ -6,21 +6,25 @@ import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.call_future import CallFuture
 from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S, Pending
+from jaxd.spare_data import Spare, SpareRoom
 from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
 
 if TYPE_CHECKING:
     from jaxd.politeness import Politeness
+    from jaxd.routes import Load
     from jaxd.transport import ClientConnection
 
 __all__ = ["Submission"]
+
+_spare_room: Final = SpareRoom()
 
 
 class Submission:
@@ -37,12 +41,16 @@ class Submission:
         self._call = call
         self._reply: tuple[Any, ...] | None = None  # when there is a result
         self._losses = Losses(call.spec.identity.name)
+        self._is_kept = not call.buffers  # whether its arrays are as they were when it was made
+        self._is_sent = False
+        self._loads: list[Load] = []
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
         self._window: threading.BoundedSemaphore | None = None
         self._politeness: Politeness | None = None
         timeout_s = call.timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self.future.when_done(self._done)
 
     def start(self) -> None:
         """Sends the call; when this returns, the arguments may be overwritten.
@@ -53,30 +61,33 @@ class Submission:
             JaxdError: when it cannot be sent.
         """
         connection = self._caller.connection(fresh=bool(self._call.buffers))
-        call, self._call = self._call, self._losses.repeated(self._call, connection.worker)
-        self._caller.hearing.before.goes_on_as(call, self._call)
+        before, call = self._call, self._losses.repeated(self._call, connection.worker)
+        self._call = call
+        self._caller.hearing.before.goes_on_as(before, call)
         window = self._caller.window
         assert window is not None
         number = connection.number()
         self._flight = (connection, number)
         if self._caller.hearing.before.is_waiting:
-            self._caller.hearing.before.again(self._call, connection, number)
+            self._caller.hearing.before.again(call, connection, number)
         if window is not self._window:  # one that comes again has its place already
             self._window = window
             window.acquire()
             self.future.when_done(lambda _: window.release())
         try:
             load = self._caller.routes.load(
-                self._call, connection, spare=True, copied=True, deadline=self._deadline
+                call, connection, spare=True, copied=True, deadline=self._deadline
             )
-            self.future.when_done(lambda _: load.release(self._reply))
+            self._loads.append(load)
+            if not self._is_kept:
+                call = self._keep(load)
             connection.submit(
                 "call",
-                self._call.message(load.rows),
+                call.message(load.rows),
                 load.buffers,
                 lambda pending: self._arrived(connection, number, pending),
                 number,
-                self._call,
+                call,
             )
         except ConnectionLost as error:
             try:
@@ -88,12 +99,26 @@ class Submission:
         except BaseException:
             self.future.cancel()  # gives its place in the window back
             raise
-        self.future.when_done(self._cancel)
+        self._is_sent = True
+        if self.future.done():  # meanwhile
+            self._done(self.future)
         return self._watch_deadline(connection, number)
 
-    def _cancel(self, future: Future[Any]) -> None:
-        """Its owner does not want it any more: nor need the server work on it."""
-        if future.cancelled() and self._flight is not None:
+    def _keep(self, load: Load) -> Encoded:
+        """The call, which can be made again when its arrays have changed, where there is room."""
+        spare = Spare.of(self._call, load, _spare_room)
+        if spare is not None:
+            self._call, nbytes, self._is_kept = *spare, True
+            self.future.when_done(lambda _: _spare_room.give_back(nbytes))
+        return self._call
+
+    def _done(self, future: Future[Any]) -> None:
+        """It is over: whoever keeps its future does not keep its arrays."""
+        self._call = self._call.without_data()
+        with suppress(IndexError):
+            while True:
+                self._loads.pop().release(self._reply)
+        if future.cancelled() and self._is_sent and self._flight:  # nor need the server work on it
             connection, number = self._flight
             connection.cancel(number)
 
@@ -151,24 +176,22 @@ class Submission:
         except ConnectionLost as called_back:
             return self._fail(called_back)
         self._caller.hearing.before.lost(self._call, *flight)
-        if self._call.buffers:
-            self._fail(
+        if not self._is_kept:
+            return self._fail(
                 ConnectionLost(
                     "the connection ended while a submitted call was open, and its arrays may "
                     "have changed since. Submit it again."
                 )
             )
-        else:
-            self._losses.note(error, flight[0].worker)
-            self._again()
-        return None
+        self._losses.note(error, flight[0].worker)
+        return self._again()
 
     def _pause_s(self, value: Any, *, replaced: bool) -> float | None:
         """In how many seconds to come again to a server that is busy, or to its next worker.
 
         None when it is neither, or when the call cannot be sent again.
         """
-        if self._call.buffers or self.future.done():
+        if not self._is_kept or self.future.done():
             return None
         if replaced:
             self._workers += 1
@@ -190,7 +213,8 @@ class Submission:
     def _repeat(self) -> None:
         """In a thread of its own: whoever reads must go on."""
         try:
-            self.start()
+            if not self.future.done():
+                self.start()
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +81,31 @@ def test_a_cancelled_future_stays_cancelled(client: Client, gate: Gate) -> None:
         assert future.cancel()
     assert float(client.persistent_call(lambda x: x * 3)(2.0)) == 6.0
     assert future.cancelled()
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 17])
+def test_a_repeated_call_is_of_the_arrays_that_it_was_made_with(
+    client: Client, gate: Gate, size: int
+) -> None:
+    """Their owner has changed them since: those in the message, and those in shared memory."""
+    array = np.ones(size, np.float32)
+    future = client.persistent_call(stop_at(gate.path)).submit(array)
+    array[:] = 7
+    with gate.reached():
+        client.caller.connection()._channel.stream.sock.shutdown(2)
+    np.testing.assert_array_equal(np.asarray(future.result(30)), 2)
+
+
+def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
+    """Somebody may keep many of them."""
+    total = client.persistent_call(lambda x: x.sum())
+    array = np.ones(1 << 12, np.float32)
+    alive = weakref.ref(array)
+    future = total.submit(array)
+    assert float(future.result()) == 1 << 12
+    del array
+    gc.collect()
+    assert alive() is None
 
 
 def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate: Gate) -> None:

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jaxd import connect, errors
+from jaxd import connect, errors, submission
+from jaxd.spare_data import SpareRoom
 from jaxd_protocol.addresses import Address
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, stop_when_run, wait_until
 from tests.live_server import LiveServer
@@ -92,13 +94,33 @@ def test_a_submitted_call_is_repeated_unseen(start_live: StartLive, runtime: Pat
 
 
 @pytest.mark.soak
-def test_a_submitted_call_with_large_arguments_is_not_repeated(
+def test_a_submitted_call_is_repeated_with_the_arrays_that_it_was_made_with(
     start_live: StartLive, runtime: Path
 ) -> None:
-    """Their owner may have overwritten them since; the future holds a typed error."""
-    server, gate = start_live(), Gate(runtime / "gate")
+    """Their owner has overwritten them since: in the message, in shared memory, of jax."""
+    server = start_live()
+    arguments: list[Any] = [np.ones(1 << 12), np.ones(1 << 18), jax.numpy.ones(1 << 12)]
     with connect(server.unix) as client:
-        future = client.persistent_call(stop_at(gate.path)).submit(np.ones(1 << 16))
+        for number, argument in enumerate(arguments):
+            gate, marker = Gate(runtime / f"gate{number}"), runtime / f"marker{number}"
+            future = client.persistent_call(stops_once(gate.path, str(marker))).submit(argument)
+            if isinstance(argument, np.ndarray):
+                argument[:] = 7
+            with gate.reached():
+                marker.touch()
+                kill_worker(server)
+            np.testing.assert_array_equal(np.asarray(future.result()), 2)
+
+
+@pytest.mark.soak
+def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
+    start_live: StartLive, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of its arrays may have overwritten them; the future holds a typed error."""
+    server, gate = start_live(), Gate(runtime / "gate")
+    monkeypatch.setattr(submission, "_spare_room", SpareRoom(100))
+    with connect(server.unix) as client:
+        future = client.persistent_call(stop_at(gate.path)).submit(np.ones(1 << 12, np.float32))
         with gate.reached():
             kill_worker(server)
         with pytest.raises(errors.ConnectionLost) as caught:

@@ -1,0 +1,77 @@
+"""What a submitted call is made again of."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from jaxd.encoded import Encoded
+from jaxd.routes import Load
+from jaxd.spare_data import Spare, SpareRoom
+from jaxd_protocol.elsewhere import BLOCK, VALUE, Row
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def call_of(*buffers: bytearray, sources: dict[int, Any] | None = None) -> Encoded:
+    """A call with these arrays, the leaves 0, 1, 2, …."""
+    owners = range(len(buffers))
+    spec: Any = None
+    data = [memoryview(one) for one in buffers]
+    return Encoded(spec, b"s", b"b", data, None, "auto", owners=owners, sources=sources or {})
+
+
+def test_it_does_not_change_with_the_callers_arrays() -> None:
+    """Those in a block are there already, those of jax stay what they are, the rest is copied."""
+    sent, shared, of_jax = bytearray(b"sent"), bytearray(b"shared"), bytearray(b"of jax")
+    call = call_of(sent, shared, of_jax, sources={2: object()})
+    block: Any = SimpleNamespace(number=5, view=memoryview(b"....shared"))
+    load = Load([Row(1, BLOCK, 5, 4), Row(2, VALUE, 77)], [memoryview(sent)], [(block, 4)])
+    spare = Spare.of(call, load, SpareRoom(4))
+    assert spare is not None
+    for array in (sent, shared):
+        array[:] = bytes(len(array))
+    assert [bytes(one) for one in spare.call.buffers] == [b"sent", b"shared", b"of jax"]
+    assert spare.nbytes == 4
+
+
+def test_what_is_pickled_is_copied_too() -> None:
+    """Its buffers have no leaf of their own; perhaps not all are listed."""
+    first, second = bytearray(b"first"), bytearray(b"second")
+    call = call_of(first, second)._replace(owners=[-1])
+    spare = Spare.of(call, Load((), call.buffers), SpareRoom())
+    assert spare is not None
+    first[:] = second[:5] = bytes(5)
+    assert [bytes(one) for one in spare.call.buffers] == [b"first", b"second"]
+
+
+def test_an_array_that_the_server_has_and_its_owner_may_change_is_copied() -> None:
+    """The next worker does not have it."""
+    array = bytearray(b"hashed")
+    spare = Spare.of(call_of(array), Load([Row(0, VALUE, 77)], []), SpareRoom())
+    assert spare is not None
+    array[:] = bytes(6)
+    assert bytes(spare.call.buffers[0]) == b"hashed"
+
+
+def test_there_is_room_for_so_many_bytes() -> None:
+    """Of all calls together; what is given back can be taken again."""
+    room, call = SpareRoom(10), call_of(bytearray(6))
+    load = Load((), call.buffers)
+    first = Spare.of(call, load, room)
+    assert first is not None
+    assert Spare.of(call, load, room) is None
+    room.give_back(first.nbytes)
+    assert Spare.of(call, load, room) is not None
+
+
+def test_a_fork_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread of the parent held or had taken counts no more."""
+    room = SpareRoom(10)
+    assert room.take(10)
+    monkeypatch.setattr(room, "_lock", held := threading.Lock())
+    with held:
+        room.after_fork()
+        assert room.take(10)
