@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from jaxd.array_like import ArrayLike
@@ -183,14 +184,38 @@ class ArgumentEncoder(TreeEncoder):
         origin = array.origin
         if origin.keeper is not self._keeper:
             return self.node(array.fetch(copy=False))
-        place = (origin, array.number - self.count)
-        if place != self._place or self.count != self._end:
-            self._place, self._follow = place, []
-            self.values.append(Stretch(self.count, origin, array.number, self._follow))
-        self._follow.append(array)
+        self._stretch(origin, array.number).append(array)
         self.spec(origin.leaves[array.number])
         self._end = self.count
         return None
+
+    def _stretch(self, origin: Origin, number: int) -> list[RemoteArray]:
+        """The arrays of the stretch that goes on, or begins, with that one of an origin."""
+        place = (origin, number - self.count)
+        if place != self._place or self.count != self._end:
+            self._place, self._follow = place, []
+            self.values.append(Stretch(self.count, origin, number, self._follow))
+        return self._follow
+
+    def _as_returned(self, leaves: list[Any]) -> bool:
+        """Appends arrays that follow one another as a call returned them; whether they do.
+
+        The state of a loop is hundreds: looked at one by one they would cost most of a step.
+        """
+        if not leaves or self.types.get(type(leaves[0])) is not ArgumentEncoder.remote:
+            return False
+        origin, first, count = leaves[0].origin, leaves[0].number, len(leaves)
+        follow = (
+            origin.keeper is self._keeper
+            and len(set(map(type, leaves))) == 1
+            and set(map(_ORIGIN, leaves)) == {origin}
+            and list(map(_NUMBER, leaves)) == list(range(first, first + count))
+        )
+        if follow:
+            self._stretch(origin, first).extend(leaves)
+            self.specs_of(origin.leaves, first, first + count)
+            self._end = self.count
+        return follow
 
     def unusual_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""
@@ -218,8 +243,9 @@ class ArgumentEncoder(TreeEncoder):
         template, leaves = found
         self._meet(value, template.packed)
         self._skeleton.append(template.head)
-        for leaf in leaves:
-            self.node(leaf)
+        if not self._as_returned(leaves):
+            for leaf in leaves:
+                self.node(leaf)
         return True
 
     def undeclared(self, value: Any) -> None:
@@ -273,6 +299,9 @@ class ArgumentEncoder(TreeEncoder):
         self._met.update(data.classes)
         self._met.update(data.objects)
 
+
+_ORIGIN: Final = attrgetter("origin")
+_NUMBER: Final = attrgetter("number")
 
 _NAMELESS: Final = b"X" + dump_literal("")
 

@@ -34,10 +34,8 @@ def leaf_class(cls: type[ArrayLike]) -> type[ArrayLike]:
         "sharding": property(_where_it_would_lie),
         "_committed": False,  # else jit would compile for it what it has compiled for arrays
     }
-    # it is made of itself: asking again which class it is to have takes as long as all else
-    made = {"__new__": lambda kind, *_, **__: object.__new__(kind)}
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    found = type(cls.__name__, (cls, base), forwards | known | made | names)
+    found = type(cls.__name__, (cls, base), forwards | known | names)
     for each in (cls, found):  # arrays that are older than the import of jax stay `cls`
         register(each)
     return found

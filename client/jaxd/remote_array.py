@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, Protocol, Self
+from typing import Any, Final, NoReturn, Protocol
 
 from jaxd.array_like import ArrayLike, touched
 from jaxd.arrays_here import array_here, kind_here
@@ -76,14 +76,9 @@ class RemoteArray(ArrayLike):
     _here: Any = None
     _kind = ""
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Takes what `__init__` takes: in a process that has jax, it is a `jax.Array` too."""
-        made: Self = object.__new__(cls.kind())
-        return made
-
     @classmethod
     def kind(cls) -> Any:
-        """The class that arrays have in this process, as it is now."""
+        """The class to make arrays of: in a process that has jax, they are `jax.Array`s too."""
         if loaded_jax() is None:
             return cls
         from jaxd.jax_leaves import leaf_class

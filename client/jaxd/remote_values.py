@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.drops import Drops
@@ -113,7 +114,7 @@ class RemoteValues:
         self.drops.start()
         kind, origin = RemoteArray.kind(), Origin(self, first, leaves, flight)
         wanted = range(len(leaves)) if numbers is None else numbers
-        arrays = [kind(origin, number) for number in wanted]
+        arrays = list(map(kind, repeat(origin), wanted))
         origin.arrays = list(map(weakref.ref, arrays))
         return arrays
 

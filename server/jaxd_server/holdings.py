@@ -184,12 +184,14 @@ class Holdings:
         self, row: Row, layout: Layout, leaves: list[Any], donated: Collection[int]
     ) -> dict[int, int]:
         """Puts in the values of one row; ids of those that are given for good, by leaf."""
+        first, stop = row.leaves.start, row.leaves.stop
+        values = self.own.get_all(range(row.a, row.a + stop - first))
+        if [value.leaf for value in values] != list(layout.leaves[first:stop]):
+            raise ProtocolError("a value on the server is not what the call says that it is.")
+        leaves[first:stop] = [value.array for value in values]
         given = {}
-        for number, id_ in _lent(row):
-            value = self.own.get(id_)
-            if value.leaf != layout.leaves[number]:
-                raise ProtocolError("a value on the server is not what the call says that it is.")
-            leaves[number] = value.array
+        for number, id_ in _lent(row) if donated else ():
+            value = values[number - first]
             if number in donated:
                 if value.copied or value.holders > 1:
                     leaves[number] = copy_of(value.array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -146,7 +146,7 @@ def _packed(data: Mapping[int, Any], placement: Placement) -> tuple[bytes, list[
     return b"".join(blob), buffers
 
 
-def wait_for(arrays: Sequence[Any]) -> bool:
+def wait_for(arrays: Iterable[Any]) -> bool:
     """Waits until arrays are computed, all of which one program returns at the same moment.
 
     Returns:

@@ -5,6 +5,7 @@ In between the next call can be dispatched; jax's arrays are there before their 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -109,8 +110,9 @@ class Run:
         if self.call.holdings is None:
             return
         values = self.call.holdings.own.values
-        taken = [value for id_ in self.call.given.values() if (value := values.get(id_))]
-        makers = {run for value in taken if value.run is not None and (run := value.run())}
+        taken = map(values.get, self.call.given.values())
+        refs = {id(value.run): value.run for value in taken if value is not None}.values()
+        makers = {run for ref in refs if ref is not None and (run := ref())}
         for maker in makers:
             if self.dispatched is _NO_EVENT:
                 self.dispatched = threading.Event()
@@ -198,10 +200,16 @@ class Run:
         When a later call has taken all results, it is done when that one is.
         """
         run: Run | None = self
-        while run is not None and not wait_for(run.results):
+        while run is not None and not wait_for(run.likely_left()):
             run = run.taker
             if run is not None:
                 run.dispatched.wait()
+
+    def likely_left(self) -> Iterable[Any]:
+        """What it returns; first what comes home, which no later call takes in a loop."""
+        results, order = self.results, self.executable.form.order
+        home = self._staying.home if self._staying and results else ()  # it may have been undone
+        return itertools.chain((results[order[number]] for number in home), results)
 
     def _told(self, form: ResultForm) -> bytes:
         """The skeleton of the result; nothing when the client expects just this one."""

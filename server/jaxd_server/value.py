@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -92,6 +93,15 @@ class ValuesOfSession:
             "an array on the server is not there any more: it was deleted, or donated to a call. "
             "Use the result of that call instead."
         )
+
+    def get_all(self, ids: Sequence[int]) -> list[Value]:
+        """Several of them.
+
+        Raises:
+            ForwardedFailure, ValueDeleted: as `get`.
+        """
+        found = list(map(self.values.get, ids))
+        return [self.get(id_) for id_ in ids] if None in found else found  # type: ignore[return-value]
 
     def fail(self, number: int, failure: Failure) -> None:
         """Remembers why a call has made no values, for calls that were to use them."""

@@ -171,16 +171,20 @@ class Values:
         return gone
 
     def _hold(self, principal: str, values: Collection[Value]) -> None:
-        fresh = {id(value): value for value in values if not value.holders}.values()
+        nbytes = count = 0
         for value in values:
+            if not value.holders:
+                nbytes, count = nbytes + value.nbytes, count + 1
             value.holders += 1
-        self._charge(principal, sum(value.nbytes for value in fresh), len(fresh))
+        self._charge(principal, nbytes, count)
 
     def _let_go(self, principal: str, values: Collection[Value]) -> None:
+        nbytes = count = 0
         for value in values:
             value.holders -= 1
-        gone = {id(value): value for value in values if not value.holders}.values()
-        self._charge(principal, -sum(value.nbytes for value in gone), -len(gone))
+            if not value.holders:
+                nbytes, count = nbytes + value.nbytes, count + 1
+        self._charge(principal, -nbytes, -count)
 
     def _charge(self, principal: str, nbytes: int, count: int) -> None:
         self._count += count

@@ -15,7 +15,8 @@ __all__ = ["FakeKeeper", "alone"]
 
 def alone(keeper: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
     """An array that came of a call which returned no others."""
-    return RemoteArray(Origin(keeper, id, (leaf,)), 0)
+    found: RemoteArray = RemoteArray.kind()(Origin(keeper, id, (leaf,)), 0)
+    return found
 
 
 class FakeKeeper:

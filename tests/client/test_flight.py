@@ -23,7 +23,8 @@ def flight(*donated: int, **more: Any) -> tuple[Flight, list[RemoteArray]]:
     """A call on three arrays of two origins, and these."""
     keeper, leaf = FakeKeeper(), Leaf("A", "float32", ())
     one, other = Origin(keeper, 10, [leaf] * 9), Origin(keeper, 20, [leaf])
-    arrays = [RemoteArray(one, 4), RemoteArray(one, 5), RemoteArray(other, 0)]
+    kind = RemoteArray.kind()
+    arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
     values = [Stretch(0, one, 4, arrays[:2]), Stretch(2, other, 0, arrays[2:])]
     spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step"))
     stay = Stay(7, -1, 1 << 16)

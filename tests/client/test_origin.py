@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxd.arguments import encode_arguments
+import jax
+import numpy as np
+
+from jaxd.arguments import ArgumentEncoder, encode_arguments
 from jaxd.origin import DELETED, Origin, Stretch, rows_of
 from jaxd.remote_array import RemoteArray
 from jaxd_protocol.elsewhere import VALUE, Row
@@ -13,13 +17,16 @@ from jaxd_protocol.statics import NO_STATICS
 from jaxd_protocol.trees import Leaf
 from tests.client.fake_keeper import FakeKeeper
 
+if TYPE_CHECKING:
+    import pytest
+
 LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
 
 
 def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
     """The arrays of one call that returned nine."""
     origin = Origin(keeper, first, LEAVES)
-    return [RemoteArray(origin, number) for number in range(9)]
+    return [RemoteArray.kind()(origin, number) for number in range(9)]
 
 
 def rows(keeper: FakeKeeper, *args: Any) -> list[Row]:
@@ -45,6 +52,57 @@ def test_what_does_not_follow_is_said_by_itself() -> None:
     assert rows(keeper, one[8], other[0]) == [Row(0, VALUE, 108), Row(1, VALUE, 109)]
 
 
+@jax.tree_util.register_pytree_node_class
+class State:
+    """What a loop carries on, as libraries write it: jax takes it apart."""
+
+    def __init__(self, *leaves: Any) -> None:
+        self.leaves = leaves
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Its leaves."""
+        return self.leaves, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, ...]) -> State:
+        """Another one."""
+        return cls(*leaves)
+
+
+def states(keeper: FakeKeeper) -> Iterator[tuple[Any, ...]]:
+    """Arguments of calls that take some, most of which are not quite what a call has returned."""
+    one, other, stranger = arrays(keeper), arrays(keeper, 109), FakeKeeper().keep(np.ones(3))
+    yield (State(*one),)
+    yield (State(*one[2:5]), State(*one[5:]))  # goes on
+    yield one[0], State(*one[1:3]), one[3], 1.0, State(*one[4:])
+    yield State(one[1], one[0]), State(one[0], one[2]), State(one[3], one[3])
+    yield State(one[7], one[8], *other[:2]), State(one[0], 1.0, one[1]), State(*one[:2], "static")
+    yield State(stranger), State(one[0], stranger), State()
+
+
+def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where it is what a call returned, in its order; otherwise one by one."""
+    keeper, at_once = FakeKeeper(), ArgumentEncoder._as_returned
+
+    def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = encode_arguments(args, {}, NO_STATICS, {}, keeper)
+        arrays = [stretch.arrays for stretch in found.values]
+        return found.skeleton, found.blob, found.owners, rows_of(found.values), arrays
+
+    seen: list[bool] = []
+
+    def noting(encoder: ArgumentEncoder, leaves: list[Any]) -> bool:
+        seen.append(at_once(encoder, leaves))
+        return seen[-1]
+
+    cases = list(states(keeper))
+    monkeypatch.setattr(ArgumentEncoder, "_as_returned", noting)
+    found = list(map(encoded, cases))
+    monkeypatch.setattr(ArgumentEncoder, "_as_returned", lambda *_: False)
+    assert found == list(map(encoded, cases))
+    assert seen == [True] * 5 + [False] * 9
+
+
 def test_each_array_goes_when_nobody_holds_it() -> None:
     """Once, though it was deleted before; not with the others."""
     keeper = FakeKeeper()
@@ -60,7 +118,7 @@ def test_each_array_goes_when_nobody_holds_it() -> None:
 def test_some_of_a_stretch_are_given_away() -> None:
     """By the numbers that they have as leaves of the call."""
     origin = Origin(FakeKeeper(), 100, LEAVES)
-    stretch = Stretch(3, origin, 5, [RemoteArray(origin, number) for number in (5, 6, 7)])
+    stretch = Stretch(3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)])
     stretch.give((2, 4, 5, 6), "step")
     assert origin.gone == {6: "step", 7: "step"}
     stretch.give_back((4, 9))

@@ -8,7 +8,7 @@ use the bytes themselves as the first name of a call's signature.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.trees.leaves import (
@@ -136,6 +136,11 @@ class TreeEncoder:
         self.count += 1
         self._skeleton.append(_spec_of(leaf))
 
+    def specs_of(self, leaves: Sequence[Leaf], first: int, stop: int) -> None:
+        """Appends some of the leaves of a layout in the same way, which do not change."""
+        self.count += stop - first
+        self._skeleton.append(_specs_of(leaves, first, stop))
+
     def specs(self, leaves: Iterable[Leaf]) -> None:
         """Appends a tuple of such arrays."""
         found = list(leaves)
@@ -220,8 +225,23 @@ def _spec_of(leaf: Leaf) -> bytes:
     return spec
 
 
+def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
+    """The bytes of several, found in the same way."""
+    key = id(leaves), first, stop
+    found = _runs.get(key)
+    if found is not None and found[0] is leaves:
+        return found[1]
+    specs = b"".join(map(_spec_of, leaves[first:stop]))
+    if len(_runs) >= _MAX_RUNS:
+        _runs.clear()
+    _runs[key] = leaves, specs
+    return specs
+
+
 _MAX_SPECS: Final = 1 << 14
 _specs: Final[dict[int, tuple[Leaf, bytes]]] = {}
+_MAX_RUNS: Final = 1 << 8
+_runs: Final[dict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]]] = {}
 
 TreeEncoder.types = {
     type(None): TreeEncoder._none,

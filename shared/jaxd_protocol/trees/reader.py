@@ -33,6 +33,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import ProtocolError
@@ -140,12 +141,18 @@ class Reader:
 
     def _sequence(self, tag: str) -> Build:
         children = [self.node() for _ in range(self.count())]
+        if all(child is next for child in children):
+            made, count = (list if tag == "L" else tuple), len(children)
+            return lambda leaves: made(islice(leaves, count))
         if tag == "L":
             return lambda leaves: [child(leaves) for child in children]
         return lambda leaves: tuple([child(leaves) for child in children])
 
     def _mapping(self, tag: str) -> Build:
         pairs = [(self.literal(), self.node()) for _ in range(self.count())]
+        if tag == "D" and all(child is next for _, child in pairs):
+            keys = [key for key, _ in pairs]
+            return lambda leaves: dict(zip(keys, leaves, strict=False))
         if tag == "D":
             return lambda leaves: {key: child(leaves) for key, child in pairs}
         return lambda leaves: OrderedDict([(key, child(leaves)) for key, child in pairs])
