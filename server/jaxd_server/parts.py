@@ -72,6 +72,7 @@ from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 from jaxd_server.verification import Verifier
 from jaxd_server.visitors import Visitors
+from jaxd_server.worker_status import WorkerStatus
 from jaxd_server.workshop import Workshop
 
 __all__ = ["Parts"]
@@ -82,10 +83,6 @@ _BUILDER_THREADS = 1024
 Many, so that some clients that do not answer do not keep the others waiting; how many build is
 limited by `--builds`.
 """
-
-
-_OF_THE_SERVER = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
-"""Of a status, what says nothing of anybody."""
 
 _PAUSE_S = 0.5
 """How long new calls wait while a worker looks whether it may end."""
@@ -103,6 +100,11 @@ class Parts:
         suspects: which functions have ended earlier workers.
         box: where the host reads what runs.
         replace: begins to replace this worker although something in it does not end.
+
+    Attributes:
+        versions: of the packages that clients are told.
+        pipeline: answers calls.
+        status: says what is being done.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class Parts:
             builds=Builds(clock, options.max_build_s, self._leftovers.add),
         )
         functions = Functions(shelf=self._shelf, receiving=provisions.receiving(options))
-        compiler = self._compiler = Compiler(counters, options.builds)
+        compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(
             provisions.trace_in(options),
@@ -185,7 +187,6 @@ class Parts:
         )
         self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
-        self._disk = DiskUsage(self._shelf.store.folder if self._shelf else None)
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
         self._budget = Budget(options.budget_bytes, options.call_share)
         self._workshop = Workshop(
@@ -207,6 +208,16 @@ class Parts:
             terms=Terms(self.pipeline.gave_up, clock, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             max_connections=options.max_connections,
+        )
+        self.status = WorkerStatus(
+            self._workshop,
+            self._executables,
+            self._sessions,
+            counters,
+            compiler,
+            self._leftovers,
+            DiskUsage(self._shelf.store.folder if self._shelf else None),
+            self._counts_of,
         )
 
     def reserve(self, principal: str) -> None:
@@ -334,59 +345,6 @@ class Parts:
     def owners(self) -> list[str]:
         """The principals who have arrays here that they have nowhere else."""
         return self._values.owners()
-
-    def status(self) -> dict[str, Any]:
-        """The present state, beside the counters."""
-        running = self.pipeline.admission.running()
-        ready = self._executables.all()
-        disk = self._disk.now()
-        return {
-            "executables": len(ready),
-            "programs": len({id(executable.program) for executable in ready}),
-            "functions": len(self.pipeline.functions),
-            "connections": self._sessions.connections,
-            "sessions": len(self._sessions),
-            "principals": self._sessions.by_principal(),
-            "values": len(self._values),
-            "value_bytes": self._values.nbytes,
-            "content_bytes": self._values.contents.nbytes,
-            "running_calls": len(running),
-            "running": running,
-            "left_behind": self._leftovers.rows(),
-            "held_calls": len(self._workshop.backlog),
-            "queued_calls": len(self._workshop.runners),
-            "queued_builds": len(self._compiler.room()),
-            "idle_s": 0.0 if running else round(self._idle_s(), 3),
-            "disk_bytes": disk.bytes,
-            "disk_files": disk.files,
-            **self._traffic.totals(),
-        }
-
-    def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
-        """What a principal is shown of the status: what others do and who they are is not."""
-        own = self._counts_of(principal)
-        if own is None:
-            return status
-        rows = [row for row in status["principals"] if row["principal"] == principal]
-        sees = self.pipeline.decisions.acquaintances.sight(principal)
-        known = [one for one in self._executables.all() if sees(one.key)]
-        return {
-            **{name: status[name] for name in _OF_THE_SERVER},
-            **self._counters.snapshot(own),
-            **self._traffic.totals(principal),
-            **self._values.of(principal),
-            "connections": sum(row["connections"] for row in rows),
-            "sessions": sum(row["sessions"] for row in rows),
-            "executables": len(known),
-            "programs": len({id(one.program) for one in known}),
-            "functions": len({one.key for one in known}),
-            "running": [],
-            "principals": rows,
-        }
-
-    def _idle_s(self) -> float:
-        """Seconds since the last call, or since a client left when that was later."""
-        return min(self._counters.idle_s, self._sessions.quiet_s)
 
     @property
     def platform(self) -> str:

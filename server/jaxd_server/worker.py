@@ -265,14 +265,14 @@ class Worker:
         """The answer to a client's `statistics` or `info`."""
         if what != "statistics":
             return self.info()
-        return self._parts.shown(self.status(), principal)  # type: ignore[no-any-return]
+        return self._parts.status.shown(self.status(), principal)  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
         """Counters and the present state, as the host and `statistics` show them."""
         status = {**self._counters.snapshot(), "epoch": self._epoch, "values": 0}
         if self._parts is None:
             return {**status, "phase": "starting", "connections": 0, "idle_s": 0.0, **_NOTHING}
-        return {**status, "phase": "ready", **self._parts.status()}
+        return {**status, "phase": "ready", **self._parts.status.now()}
 
     def info(self) -> dict[str, Any]:
         """What this worker is."""

@@ -126,7 +126,7 @@ def test_submitted_calls_are_sent_again_without_anybody_waiting(
     futures = [step.submit(state, value) for value in (-x, x)]
     with gate.reached():
         cut(client)
-        wait_until(lambda: not shop.parts.status()["connections"] or client.caller.connected)
+        wait_until(lambda: not shop.parts.status.now()["connections"] or client.caller.connected)
     wait_until(lambda: all(future.done() for future in futures))
     assert [float(future.result()[0][0]) for future in futures] == [0.0, 2.0]
 
@@ -206,7 +206,7 @@ def test_a_session_that_was_given_up(gate: Gate) -> None:
     client = shop.client()
     array = state_on(client)
     cut(client)
-    wait_until(lambda: not shop.parts.status()["connections"])
+    wait_until(lambda: not shop.parts.status.now()["connections"])
     wait_until(lambda: not len(shop.parts._workshop.values))
     assert_lost(client, [array])
     shop.close()

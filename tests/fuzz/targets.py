@@ -402,8 +402,8 @@ def _requests(data: bytes) -> None:
             pass
     until = time.monotonic() + 20.0
     budget = shop.parts._budget
-    while shop.parts.status()["connections"] or budget.calls or budget.used:
-        assert time.monotonic() < until, (shop.parts.status(), budget.calls, budget.used)
+    while shop.parts.status.now()["connections"] or budget.calls or budget.used:
+        assert time.monotonic() < until, (shop.parts.status.now(), budget.calls, budget.used)
         os.sched_yield()
 
 

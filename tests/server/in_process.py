@@ -267,8 +267,8 @@ class Shop:
 
     def report(self, what: str, principal: str) -> dict[str, Any]:
         """As a worker's."""
-        found = {**self.counters.snapshot(), **self.parts.status(), "epoch": 1, "values": 0}
-        found = self.parts.shown(found, principal)
+        found = {**self.counters.snapshot(), **self.parts.status.now(), "epoch": 1, "values": 0}
+        found = self.parts.status.shown(found, principal)
         return found if what == "statistics" else {"devices": self.parts.devices()}
 
     def client(self) -> Client:
@@ -305,7 +305,7 @@ class Shop:
         if self.parts.pipeline.shelf is not None:
             self.parts.pipeline.shelf.close()
         deadline = time.monotonic() + 30
-        while self.parts.status()["connections"]:
+        while self.parts.status.now()["connections"]:
             assert time.monotonic() < deadline
             os.sched_yield()
         self._folder.cleanup()

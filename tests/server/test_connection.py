@@ -69,7 +69,7 @@ def test_questions_about_the_server_are_answered_at_once(shop: Shop) -> None:
     futures = [wait.submit(np.float32(-1)) for _ in range(6)]
     assert entered.wait(PATIENCE_S)
     assert client.statistics().connections == 1
-    assert shop.parts.status()["running_calls"] >= 1
+    assert shop.parts.status.now()["running_calls"] >= 1
     assert client.info()["devices"]
     release.set()
     assert [float(future.result(PATIENCE_S)) for future in futures] == [-1.0] * 6
@@ -185,7 +185,7 @@ def test_a_client_that_dies_costs_only_its_own_calls(shop: Shop) -> None:
     assert float(double(3.0)) == 6.0
     release.set()
     until(lambda: shop.parts._workshop.budget.used == 0)
-    until(lambda: shop.parts.status()["connections"] == 1)
+    until(lambda: shop.parts.status.now()["connections"] == 1)
 
 
 class _Dying(Source):

@@ -29,7 +29,7 @@ def test_a_message_that_makes_no_sense_ends_its_connection_only(
         shop.peer().request("call", args)
     until(lambda: log)
     assert log[0][0] == "connection_dropped"
-    until(lambda: shop.parts.status()["connections"] == 1)
+    until(lambda: shop.parts.status.now()["connections"] == 1)
     assert other.statistics().connections == 1
     assert shop.parts._workshop.budget.calls == 0
 
@@ -52,7 +52,7 @@ def test_an_unknown_question_ends_its_connection_only(shop: Shop, log: Log) -> N
         shop.peer().request("sing", ())
     until(lambda: log)
     assert "'sing'" in log[0][1]["reason"]
-    until(lambda: shop.parts.status()["connections"] == 1)
+    until(lambda: shop.parts.status.now()["connections"] == 1)
     assert other.statistics().connections == 1
 
 
@@ -65,7 +65,7 @@ def test_a_message_that_announces_too_much_ends_its_connection_only(
         shop.peer().request("call", (), [memoryview(bytes(1 << 20))])
     until(lambda: log)
     assert "over the limit" in log[0][1]["reason"]
-    until(lambda: shop.parts.status()["connections"] == 0)
+    until(lambda: shop.parts.status.now()["connections"] == 0)
     assert shop.client().statistics().connections == 1
 
 

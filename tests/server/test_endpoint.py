@@ -20,9 +20,9 @@ def test_a_client_is_welcomed(shop: Shop) -> None:
     with jaxd.connect(shop.unix) as client:
         info = client.info()
         assert len(info["session"]) == 32
-        assert shop.parts.status()["connections"] == 1
-        assert shop.parts.status()["sessions"] == 1
-    until(lambda: shop.parts.status()["connections"] == 0)
+        assert shop.parts.status.now()["connections"] == 1
+        assert shop.parts.status.now()["sessions"] == 1
+    until(lambda: shop.parts.status.now()["connections"] == 0)
 
 
 def test_a_client_that_reconnects_finds_its_session(shop: Shop) -> None:
@@ -31,7 +31,7 @@ def test_a_client_that_reconnects_finds_its_session(shop: Shop) -> None:
     first = client.info()["session"]
     client.close()
     assert client.info()["session"] == first
-    assert shop.parts.status()["sessions"] == 1
+    assert shop.parts.status.now()["sessions"] == 1
 
 
 def test_many_clients_are_served_at_once(shop: Shop) -> None:
@@ -54,12 +54,12 @@ def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: Shop) -> Non
     """So that a server that serves only such clients does not stop for idleness."""
     with unix_connect(shop.unix.removeprefix("unix://")) as stock:
         assert stock.root.ping() == "pong"
-        status = shop.parts.status()
+        status = shop.parts.status.now()
         assert status["connections"] == status["sessions"] == 1
         assert status["bytes_received"] > 0
         assert status["bytes_sent"] > 0
-    until(lambda: shop.parts.status()["connections"] == 0)
-    assert shop.parts.status()["sessions"] == 0
+    until(lambda: shop.parts.status.now()["connections"] == 0)
+    assert shop.parts.status.now()["sessions"] == 0
 
 
 def test_what_a_stock_client_sends_counts_towards_the_budget(

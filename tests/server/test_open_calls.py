@@ -195,7 +195,7 @@ def endless(x: Any) -> Any:
 def settled(shop: Shop) -> bool:
     """Whether nothing is held for any call."""
     budget = shop.parts._workshop.budget
-    status = shop.parts.status()
+    status = shop.parts.status.now()
     return not (budget.calls or budget.used or status["running"] or status["left_behind"])
 
 
@@ -270,9 +270,9 @@ def test_a_call_that_runs_too_long_releases_its_caller(open_shop: Any) -> None:
     with pytest.raises(DeadlineExceeded, match="--max-call-s"):
         stopping(np.float32(-1))
     assert entered.is_set()
-    (left,) = shop.parts.status()["left_behind"]
+    (left,) = shop.parts.status.now()["left_behind"]
     assert (left["function"], left["phase"]) == ("stops", "running")
-    assert shop.parts.status()["running"] == []
+    assert shop.parts.status.now()["running"] == []
     assert float(client.persistent_call(lambda x: x * 2)(np.float32(3))) == 6.0
     release.set()
     until(lambda: settled(shop))
@@ -305,13 +305,13 @@ def test_clients_come_again_to_a_server_that_is_busy(open_shop: Any) -> None:
     entered, release = make_gate("stops")
     held = [stopping.submit(np.float32(-1)) for _ in range(2)]
     assert entered.wait(PATIENCE_S)
-    until(lambda: shop.parts.status()["held_calls"] == 2)
+    until(lambda: shop.parts.status.now()["held_calls"] == 2)
     waiting = stopping.submit(np.float32(4))
     with pytest.raises(Busy, match="--max-calls"):
         shop.client().persistent_call(stops, timeout_s=0.3)(np.float32(5))
     release.set()
     assert [float(future.result(PATIENCE_S)) for future in (*held, waiting)] == [0.0, 0.0, 5.0]
-    until(lambda: settled(shop) and shop.parts.status()["held_calls"] == 0)
+    until(lambda: settled(shop) and shop.parts.status.now()["held_calls"] == 0)
 
 
 def test_a_client_too_many_is_told_so(open_shop: Any) -> None:
@@ -322,5 +322,5 @@ def test_a_client_too_many_is_told_so(open_shop: Any) -> None:
     with pytest.raises(Busy, match="--max-connections"):
         shop.client().statistics()
     first.close()
-    until(lambda: not shop.parts.status()["connections"])
+    until(lambda: not shop.parts.status.now()["connections"])
     shop.client().statistics()

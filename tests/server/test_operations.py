@@ -296,7 +296,7 @@ def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop) -> None:
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
     assert client.statistics().calls == 2
-    assert shop.parts.status()["idle_s"] == 0.0
+    assert shop.parts.status.now()["idle_s"] == 0.0
     assert shop.parts._workshop.budget.calls == 1
     gate.opened.set()
     join([asked])
@@ -330,7 +330,7 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
 def test_what_is_kept_is_counted_in_the_status(shop: Shop) -> None:
     """Programs, files and bytes, beside what was paid and saved."""
     first, second = shop.client(), shop.client()
-    before = shop.parts.status()
+    before = shop.parts.status.now()
     assert (before["programs"], before["executables"]) == (0, 0)
     first.persistent_call(lambda x: x * 7)(X)
     second.persistent_call(lambda y: y * 7)(X)

@@ -10,29 +10,6 @@ import jaxd
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
 from jaxd_protocol.tokens import write_token_file
 from tests.server.in_process import Shop
-from tests.server.staging import until
-
-
-def test_a_fresh_worker_holds_nothing(shop: Shop) -> None:
-    """Every figure is there from the start."""
-    status = shop.parts.status()
-    assert status.pop("idle_s") >= 0
-    for name in ("running", "left_behind", "principals"):
-        assert status.pop(name) == []
-    assert set(status.values()) == {0}
-    assert {"executables", "functions", "connections", "sessions", "running_calls"} <= set(status)
-
-
-def test_the_status_follows_what_is_done(shop: Shop) -> None:
-    """Functions, executables, bytes and connections."""
-    client = shop.client()
-    double = client.persistent_call(lambda x: x * 2)
-    double(1.0)
-    double(1)
-    status = shop.parts.status()
-    assert (status["functions"], status["executables"], status["connections"]) == (1, 2, 1)
-    assert status["bytes_received"] > 0
-    assert status["bytes_sent"] > 0
 
 
 def test_versions_and_devices_are_known(shop: Shop) -> None:
@@ -71,19 +48,3 @@ def test_options_reach_the_parts(open_shop: Callable[..., Shop]) -> None:
     workshop = shop.parts._workshop
     assert (workshop.slots, workshop.budget.limit) == (3, 1 << 20)
     assert workshop.max_result_bytes == 1 << 10
-
-
-def test_a_server_is_not_idle_at_once_when_a_client_leaves(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long that client had not called."""
-    monkeypatch.setattr(type(shop.counters), "idle_s", 5_000.0)
-    monkeypatch.setattr(type(shop.parts._sessions), "quiet_s", 7_000.0)
-    assert shop.parts.status()["idle_s"] == 5_000.0
-    monkeypatch.undo()
-    monkeypatch.setattr(type(shop.counters), "idle_s", 5_000.0)
-    client = shop.client()
-    client.statistics()
-    client.close()
-    until(lambda: not shop.parts.status()["connections"])
-    assert shop.parts.status()["idle_s"] < 1_000
