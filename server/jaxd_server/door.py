@@ -27,9 +27,9 @@ from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.handshake import refuse
 from jaxd_server import logs
 from jaxd_server.accounts import Accounts
-from jaxd_server.doorman import Admitted, Doorman, peer_uid, wrong_tokens
+from jaxd_server.doorman import Admitted, peer_uid
+from jaxd_server.doormen import Doormen
 from jaxd_server.handover import hand_over
-from jaxd_server.invitation import tls_context
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
@@ -99,21 +99,11 @@ class Door:
         """Lets clients in from now on."""
         self._tether = tether
         self._tell_of_accounts()
-        options, failures, context = self._options, wrong_tokens(), tls_context(self._options)
         versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+        doormen = Doormen(self._options, self._accounts, versions)
         for listener in listeners:
             address = Address.parse(listener["address"])
-            doorman = Doorman(
-                address,
-                self._accounts.now,
-                os.getuid(),
-                options.allow_unauthenticated_loopback,
-                versions,
-                guests=options.allow_uids,
-                tls=context if address.kind == "tls" else None,
-                failures=failures,
-            )
-            gate = Gate(socket.socket(fileno=listener["fd"]), address, doorman, self)
+            gate = Gate(socket.socket(fileno=listener["fd"]), address, doormen.at(address), self)
             gate.start_in_thread()
             self._gates.append(gate)
 

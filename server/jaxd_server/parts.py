@@ -34,7 +34,7 @@ from jaxd_server.device_memory import (
 )
 from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
-from jaxd_server.doorman import Doorman, wrong_tokens
+from jaxd_server.doormen import Doormen
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
@@ -44,7 +44,6 @@ from jaxd_server.functions import Functions
 from jaxd_server.handover import Usher
 from jaxd_server.housekeeping import Housekeeper
 from jaxd_server.imported_packages import ImportedPackages
-from jaxd_server.invitation import tls_context
 from jaxd_server.jax_config import begin_with_defaults
 from jaxd_server.jax_handover import understands
 from jaxd_server.leftovers import Leftovers
@@ -120,12 +119,10 @@ class Parts:
     ) -> None:
         begin_with_defaults()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-        self._options = options
         self._principal: str | None = None
-        self._accounts = Accounts(options)
-        self._visitors = Visitors(self._accounts, self._forget)
-        self._failures = wrong_tokens()
-        self._tls = tls_context(options)
+        accounts = Accounts(options)
+        self._visitors = Visitors(accounts, self._forget)
+        self._doormen = Doormen(options, accounts, self.versions)
         self._counters = counters
         contents = Contents(provisions.content_bytes(options))
         self._values = Values(
@@ -234,24 +231,11 @@ class Parts:
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
+        admits: Admits = self._doormen.at(address)
+        if self._principal is not None:  # a door lets clients in, and they are led to us
+            admits = Usher(self._principal)
         return Endpoint(
-            *(sock, address, self._doorman(address), self._sessions, self._workshop, welcome),
-            self._visitors,
-        )
-
-    def _doorman(self, address: Address) -> Admits:
-        """Who lets clients in; where a door has done that already, who leads them to us."""
-        if self._principal is not None:
-            return Usher(self._principal)
-        return Doorman(
-            address,
-            self._accounts.now,
-            os.getuid(),
-            self._options.allow_unauthenticated_loopback,
-            self.versions,
-            guests=self._options.allow_uids,
-            tls=self._tls if address.kind == "tls" else None,
-            failures=self._failures,
+            *(sock, address, admits, self._sessions, self._workshop, welcome), self._visitors
         )
 
     def drain(self) -> None:

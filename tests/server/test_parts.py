@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import jaxd
-from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
-from jaxd_protocol.tokens import write_token_file
+from jaxd_protocol.errors import ConfigurationError
 from tests.server.in_process import Shop
 
 
@@ -18,20 +16,6 @@ def test_versions_and_devices_are_known(shop: Shop) -> None:
         name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")
     }
     assert all(":" in device for device in shop.parts.devices())
-
-
-def test_the_token_guards_tcp_and_not_the_unix_socket(
-    runtime: Path, open_shop: Callable[..., Shop]
-) -> None:
-    """Whose directory is the lock."""
-    path = str(runtime / "token")
-    token = write_token_file(path)
-    shop = open_shop(token_file=path)
-    for address, given in ((shop.unix, None), (shop.tcp, token)):
-        with jaxd.connect(address, token=given) as client:
-            assert client.statistics().connections == 1
-    with pytest.raises(AuthenticationFailed):
-        jaxd.connect(shop.tcp, token="wrong").statistics()
 
 
 def test_a_token_file_that_cannot_be_read_ends_the_start(
