@@ -83,9 +83,6 @@ Many, so that some clients that do not answer do not keep the others waiting; ho
 limited by `--builds`.
 """
 
-_PAUSE_S = 0.5
-"""How long new calls wait while a worker looks whether it may end."""
-
 
 class Parts:
     """Everything that one worker is made of.
@@ -104,6 +101,7 @@ class Parts:
         versions: of the packages that clients are told.
         pipeline: answers calls.
         status: says what is being done.
+        values: arrays that stay here.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class Parts:
         self._doormen = Doormen(options, accounts, self.versions)
         self._counters = counters
         contents = Contents(provisions.content_bytes(options))
-        self._values = Values(
+        self.values = Values(
             provisions.value_bytes(options),
             options.value_share,
             contents=contents,
@@ -133,7 +131,7 @@ class Parts:
         )
         self._devices = Devices(options.devices_per_session)
         self._sessions = Sessions(
-            options.session_grace_s, self._values, devices=self._devices, counts=self._counts_of
+            options.session_grace_s, self.values, devices=self._devices, counts=self._counts_of
         )
         self._traffic = Traffic()
         jax_programs.prepare()
@@ -141,7 +139,9 @@ class Parts:
         self._shelf = provisions.shelf(options, packages)
         admission = Admission()
         clock = Clock()
-        self._leftovers = Leftovers(admission, options.stop_grace_s, self._has_values, replace)
+        self._leftovers = Leftovers(
+            admission, options.stop_grace_s, self.values.are_missed, replace
+        )
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
         self._pressure = Pressure(reclaimer, options.memory_share, device=device_use)
@@ -171,7 +171,7 @@ class Parts:
             counters,
             Shortage(reclaimer, self._holders, device_bytes_limit, host_spare),
             self._shelf,
-            None if renew is None else Renewal(packages, admission, renew, self._has_values),
+            None if renew is None else Renewal(packages, admission, renew, self.values.are_missed),
         )
         self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
         self.pipeline.precautions = Precautions(admission, suspects, box)
@@ -179,7 +179,7 @@ class Parts:
             provisions.rest_after_s(options),
             admission,
             lambda: counters.idle_s,
-            self._has_values,
+            self.values.are_missed,
             rest,
         )
         self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
@@ -195,7 +195,7 @@ class Parts:
             sentry=Sentry(),
             budget=self._budget,
             traffic=self._traffic,
-            values=self._values,
+            values=self.values,
             slots=options.slots,
             max_frame_bytes=options.max_frame_bytes,
             max_result_bytes=options.max_result_bytes,
@@ -285,7 +285,7 @@ class Parts:
     def _forget(self, principal: str) -> None:
         """Lets go of all that somebody had here who is not to come back."""
         self._sessions.end_all_of(principal)
-        self._values.forget(principal)
+        self.values.forget(principal)
         self.pipeline.decisions.acquaintances.forget(principal)
         self._counters.forget(principal)
         self._traffic.forget(principal)
@@ -293,42 +293,15 @@ class Parts:
     def _holders(self) -> str:
         """What uses memory, in words."""
         text = memory_in_use(self._executables.all())
-        if not len(self._values):
+        if not len(self.values):
             return text
-        held = f"{in_words(self._values.nbytes)} in {len(self._values)}"
+        held = f"{in_words(self.values.nbytes)} in {len(self.values)}"
         return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
-
-    def _has_values(self) -> bool:
-        """Whether clients have arrays here that they have nowhere else."""
-        return self._values.are_missed()
 
     def _is_kept(self, executable: Executable) -> bool:
         """Whether its program is on disk."""
         shelf = self._shelf
         return shelf is not None and shelf.store.has("programs", executable.program.id)
-
-    def still_needed(self) -> str:
-        """Why this worker should not end now, in words; empty when it may.
-
-        Then no call runs any more: new ones wait until it gives way.
-        """
-        admission = self.pipeline.admission
-        if not admission.pause(_PAUSE_S):
-            longest = next(iter(admission.running()), None)
-            return (
-                "calls are running"
-                if longest is None
-                else (f"{longest['function']} has been running for {longest['seconds']:.0f} s")
-            )
-        if self._has_values():
-            admission.resume()
-            owners = ", ".join(self.owners())
-            return f"it holds arrays of {owners} (jaxd values lists them)"
-        return ""
-
-    def owners(self) -> list[str]:
-        """The principals who have arrays here that they have nowhere else."""
-        return self._values.owners()
 
     @property
     def platform(self) -> str:

@@ -18,6 +18,7 @@ from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
 from jaxd_server.argument import read_argument
 from jaxd_server.black_box import BlackBox
+from jaxd_server.giving_way import still_needed
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
@@ -230,13 +231,14 @@ class Worker:
             is_followed: whether the next one is there already.
         """
         assert self.tether is not None
-        obstacle = "" if force else self._parts.still_needed()
+        parts = self._parts
+        obstacle = "" if force else still_needed(parts.pipeline.admission, parts.values)
         if obstacle:
             self.tether.tell({"event": "needed", "why": obstacle})
             return
         for endpoint in self._endpoints:
             endpoint.close()
-        self._parts.pipeline.admission.replace(is_followed=is_followed)
+        parts.pipeline.admission.replace(is_followed=is_followed)
         self.tether.tell({"event": "gave_way"})
         self.stop.set()
 
@@ -245,7 +247,7 @@ class Worker:
         if self._parts is None:
             return self.status()
         parts = self._parts
-        return {**self.status(), "owners": parts.owners(), "platform": parts.platform}
+        return {**self.status(), "owners": parts.values.owners(), "platform": parts.platform}
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""
