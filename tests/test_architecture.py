@@ -64,7 +64,6 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/made_up.py",
     "server/jaxd_server/marshal.py",
     "server/jaxd_server/moving.py",
-    "server/jaxd_server/parts.py",
     "server/jaxd_server/provisions.py",
     "server/jaxd_server/result_forms.py",
     "server/jaxd_server/signature.py",

@@ -38,6 +38,15 @@ class Devices:
     def __len__(self) -> int:
         return len(self._devices)
 
+    @property
+    def platform(self) -> str:
+        """What this worker computes on: `cpu`, `gpu`, `tpu`."""
+        return jax.default_backend()
+
+    def names(self) -> list[str]:
+        """Of each its platform, its number there, and what it is."""
+        return [f"{one.platform}:{one.id} {one.device_kind}" for one in self._devices]
+
     def of(self, wanted: int | None, session: int) -> int:
         """The index of the device that a call runs on.
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-import jax
-
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server import jax_programs, provisions
@@ -102,6 +100,7 @@ class Parts:
         pipeline: answers calls.
         status: says what is being done.
         values: arrays that stay here.
+        devices: on what is computed.
     """
 
     def __init__(
@@ -129,9 +128,9 @@ class Parts:
             contents=contents,
             on_owners=(lambda _: None) if box is None else box.own,
         )
-        self._devices = Devices(options.devices_per_session)
+        self.devices = Devices(options.devices_per_session)
         self._sessions = Sessions(
-            options.session_grace_s, self.values, devices=self._devices, counts=self._counts_of
+            options.session_grace_s, self.values, devices=self.devices, counts=self._counts_of
         )
         self._traffic = Traffic()
         jax_programs.prepare()
@@ -201,7 +200,7 @@ class Parts:
             max_result_bytes=options.max_result_bytes,
             max_shared_bytes=machine_bytes() // 2,
             report=report,
-            devices=lambda own: {"devices": self._devices.report(self._sessions.all(), own)},
+            devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
             terms=Terms(self.pipeline.gave_up, clock, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             max_connections=options.max_connections,
@@ -302,12 +301,3 @@ class Parts:
         """Whether its program is on disk."""
         shelf = self._shelf
         return shelf is not None and shelf.store.has("programs", executable.program.id)
-
-    @property
-    def platform(self) -> str:
-        """What this worker computes on: `cpu`, `gpu`, `tpu`."""
-        return jax.default_backend()
-
-    def devices(self) -> list[str]:
-        """The devices that this worker owns; starts jax's backend if nothing has yet."""
-        return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]

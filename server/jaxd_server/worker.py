@@ -247,7 +247,11 @@ class Worker:
         if self._parts is None:
             return self.status()
         parts = self._parts
-        return {**self.status(), "owners": parts.values.owners(), "platform": parts.platform}
+        return {
+            **self.status(),
+            "owners": parts.values.owners(),
+            "platform": parts.devices.platform,
+        }
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told of this worker when it connects."""
@@ -259,7 +263,7 @@ class Worker:
             "max_frame_bytes": self._options.max_frame_bytes,
             "accept": self._options.accept,
             "machine": machine_id(),
-            "platform": self._parts.platform,
+            "platform": self._parts.devices.platform,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 
@@ -283,7 +287,7 @@ class Worker:
             "pid": os.getpid(),
             "python": platform.python_version(),
             "versions": self._parts.versions,
-            "devices": self._parts.devices(),
+            "devices": self._parts.devices.names(),
             "listen": [str(endpoint.host) for endpoint in self._endpoints],
             "limits": {
                 "slots": self._options.slots,

@@ -269,7 +269,7 @@ class Shop:
         """As a worker's."""
         found = {**self.counters.snapshot(), **self.parts.status.now(), "epoch": 1, "values": 0}
         found = self.parts.status.shown(found, principal)
-        return found if what == "statistics" else {"devices": self.parts.devices()}
+        return found if what == "statistics" else {"devices": self.parts.devices.names()}
 
     def client(self) -> Client:
         """A client over the Unix socket, closed with the shop."""

@@ -39,6 +39,13 @@ def session(device: int, *, connections: int = 1, has_called: bool = False) -> S
     return found
 
 
+def test_devices_are_named(there: Any) -> None:
+    """As jax numbers them, with what they are."""
+    there(device(0), device(1, "H100"))
+    assert Devices().names() == ["gpu:10 H200", "gpu:11 H100"]
+    assert Devices().platform == jax.default_backend()
+
+
 def test_a_function_says_more_than_its_session(there: Any) -> None:
     """And says something that is there."""
     there(*map(device, range(4)))
