@@ -10,6 +10,7 @@ import jax
 from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
 from jaxd_server.programs import Program
+from jaxd_server.values import Values
 
 __all__ = [
     "all_devices_bytes",
@@ -44,11 +45,12 @@ def device_use() -> float:
     return max(shares)
 
 
-def memory_in_use(executables: Iterable[Executable]) -> str:
-    """What takes memory now, in a sentence or two.
+def memory_in_use(executables: Iterable[Executable], values: Values) -> str:
+    """What takes memory now, in a few sentences.
 
     Args:
         executables: those that are in memory.
+        values: arrays that clients hold.
     """
     executables = list(executables)
     arrays = [array.nbytes for array in jax.live_arrays()]
@@ -64,7 +66,11 @@ def memory_in_use(executables: Iterable[Executable]) -> str:
     if largest and len({one.principal for one in executables}) == 1:  # others' are not named
         named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
         text += f", the largest: {', '.join(named)}"
-    return f"{text}. {_whole_device()}"
+    text = f"{text}. {_whole_device()}"
+    if not len(values):
+        return text
+    held = f"{in_words(values.nbytes)} in {len(values)}"
+    return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
 
 
 def _whole_device() -> str:

@@ -24,12 +24,7 @@ from jaxd_server.call import Call
 from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
-from jaxd_server.device_memory import (
-    device_bytes_limit,
-    device_use,
-    in_words,
-    memory_in_use,
-)
+from jaxd_server.device_memory import device_bytes_limit, device_use, memory_in_use
 from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doormen import Doormen
@@ -138,9 +133,8 @@ class Parts:
         self._shelf = provisions.shelf(options, packages)
         admission = Admission()
         clock = Clock()
-        self._leftovers = Leftovers(
-            admission, options.stop_grace_s, self.values.are_missed, replace
-        )
+        has_values = self.values.are_missed
+        self._leftovers = Leftovers(admission, options.stop_grace_s, has_values, replace)
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
         self._pressure = Pressure(reclaimer, options.memory_share, device=device_use)
@@ -168,19 +162,19 @@ class Parts:
             Maker(functions, compiler, counters, self._shelf, self._tracing, quota),
             admission,
             counters,
-            Shortage(reclaimer, self._holders, device_bytes_limit, host_spare),
+            Shortage(
+                reclaimer,
+                lambda: memory_in_use(self._executables.all(), self.values),
+                device_bytes_limit,
+                host_spare,
+            ),
             self._shelf,
-            None if renew is None else Renewal(packages, admission, renew, self.values.are_missed),
+            None if renew is None else Renewal(packages, admission, renew, has_values),
         )
         self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
         self.pipeline.precautions = Precautions(admission, suspects, box)
-        self._rest = Rest(
-            provisions.rest_after_s(options),
-            admission,
-            lambda: counters.idle_s,
-            self.values.are_missed,
-            rest,
-        )
+        after_s = provisions.rest_after_s(options)
+        self._rest = Rest(after_s, admission, lambda: counters.idle_s, has_values, rest)
         self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
         verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
@@ -288,14 +282,6 @@ class Parts:
         self.pipeline.decisions.acquaintances.forget(principal)
         self._counters.forget(principal)
         self._traffic.forget(principal)
-
-    def _holders(self) -> str:
-        """What uses memory, in words."""
-        text = memory_in_use(self._executables.all())
-        if not len(self.values):
-            return text
-        held = f"{in_words(self.values.nbytes)} in {len(self.values)}"
-        return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
 
     def _is_kept(self, executable: Executable) -> bool:
         """Whether its program is on disk."""
