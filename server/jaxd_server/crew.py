@@ -6,26 +6,24 @@ import asyncio
 import hashlib
 import logging
 import os
-import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
-from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.belief import printable
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew_report import crew_report
 from jaxd_server.crew_restart import CrewRestart
-from jaxd_server.listeners import Listener, check_length, listening_on
+from jaxd_server.listeners import Listener, check_length
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
+from jaxd_server.place import Place
 from jaxd_server.post import Post
-from jaxd_server.tenant import Tenant
 from jaxd_server.tenants import Tenants
 from jaxd_server.worker_process import WorkerProcess
 
@@ -47,39 +45,6 @@ _ONE_USER: Final = (
     "of another: they are kept apart against accidents, not against each other. Start the server "
     "as root, with --worker-uids, to have a user for each."
 )
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """Where one principal's worker is to be found.
-
-    Attributes:
-        tenant: whose it is.
-        token: the digest of what its account has proved itself with; None: it needs none.
-        post: keeps the worker.
-        listener: where the door hands clients over; the same from one worker to the next.
-        closing: closes the listener.
-        task: the post's work.
-        asked_at: when the door last asked for it.
-    """
-
-    tenant: Tenant
-    token: str | None
-    post: Post
-    listener: Listener
-    closing: ExitStack
-    task: asyncio.Task[int] | None = None
-    asked_at: float = 0.0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether there is no process, and nobody has asked for one."""
-        sock = self.listener.socket
-        if not self.post.is_resting or sock.fileno() < 0:
-            return False
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        return not poll.poll(0)
 
 
 class Crew:
@@ -110,8 +75,8 @@ class Crew:
         self._tenants: Tenants | None = None
         self._clearing: Clearing | None = None
         self._folder = ""
-        self._places: dict[str, _Place] = {}
-        self._leaving: set[_Place] = set()
+        self._places: dict[str, Place] = {}
+        self._leaving: set[Place] = set()
         self._failed: dict[str, tuple[float, str]] = {}
         self._forced = False
         self._restarts = CrewRestart()
@@ -195,7 +160,7 @@ class Crew:
         """What all workers do together, and each by itself."""
         places = list(self._places.values())
         door, *told = await asyncio.gather(
-            self._door.status(), *(_status(place) for place in places)
+            self._door.status(), *(place.status() for place in places)
         )
         return crew_report(
             door,
@@ -205,7 +170,7 @@ class Crew:
 
     async def idle_s(self) -> float:
         """Seconds without connection and call of anybody; 0 when a worker does not say so now."""
-        workers = (_idle_s(place) for place in self._places.values())
+        workers = (place.idle_s() for place in self._places.values())
         return min(await asyncio.gather(self._door.idle_s(), *workers))
 
     # what the door asks ---------------------------------------------------------------------------
@@ -254,16 +219,12 @@ class Crew:
                 _RETRY_AFTER_S,
             )
 
-    def _made(self, principal: str, token: str | None) -> _Place:
+    def _made(self, principal: str, token: str | None) -> Place:
         assert self._tenants is not None
         self._give_up_resting()
         tenant = self._tenants.of(principal, token)
-        with ExitStack() as stack:
-            (listener,) = stack.enter_context(
-                listening_on([Address.unix(self._path_of(principal))])
-            )
-            post = Post(tenant.options(self._options), self._worker_command, tenant)
-            place = _Place(tenant, token, post, listener, stack.pop_all())
+        path = self._path_of(principal)
+        place = Place.opened(tenant, token, path, self._options, self._worker_command)
         self._places[principal] = place
         place.task = asyncio.create_task(self._keep(place))
         return place
@@ -276,8 +237,7 @@ class Crew:
         for place in resting[: max(0, len(resting) - _MOST_RESTING)]:
             del self._places[place.tenant.principal]
             self._leaving.add(place)
-            with suppress(OSError):  # the path is free at once; the socket is closed by its task
-                os.unlink(place.listener.address.path)
+            place.give_up_path()  # at once; the socket is closed by its task
             place.post.stop()
 
     def _path_of(self, principal: str) -> str:
@@ -285,7 +245,7 @@ class Crew:
         name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
         return f"{self._folder}/{name}.sock"
 
-    async def _keep(self, place: _Place) -> int:
+    async def _keep(self, place: Place) -> int:
         """Has a post do its work; what it was there for is let go of when that is over."""
         principal = place.tenant.principal
         assert self._clearing is not None
@@ -303,36 +263,19 @@ class Crew:
             log_event("worker_given_up", level=logging.ERROR, principal=principal)
             return 1
         finally:
-            place.closing.close()
+            place.close()
             self._leaving.discard(place)
             if self._places.get(principal) is place:
                 del self._places[principal]
                 self._clearing.begin(principal)
 
-    def _dismiss(self, place: _Place) -> None:
+    def _dismiss(self, place: Place) -> None:
         """Ends the worker of an account that was taken away, or has another token now."""
         principal = place.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
         del self._places[principal]
         self._leaving.add(place)
-        place.closing.close()  # who waits there is sent away
+        place.close()
         place.post.stop(now=True)
         assert self._clearing is not None
         self._clearing.forget(principal)
-
-
-async def _status(place: _Place) -> dict[str, Any]:
-    """What its post says; one about which nothing can be said spoils nobody else's report."""
-    try:
-        return await place.post.status()
-    except Exception:  # noqa: BLE001
-        log_event("status_failed", level=logging.ERROR, principal=place.tenant.principal)
-        return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
-
-
-async def _idle_s(place: _Place) -> float:
-    try:
-        return await place.post.idle_s()
-    except Exception:  # noqa: BLE001  as above
-        log_event("status_failed", level=logging.ERROR, principal=place.tenant.principal)
-        return 0.0

@@ -30,11 +30,11 @@ from jaxd_protocol.errors import (
     ServerStartFailed,
 )
 from jaxd_protocol.handshake import greet_server
-from jaxd_server import crew as crew_module
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew import Crew
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
+from jaxd_server.place import Place
 from jaxd_server.post import Post
 from jaxd_server.tenant import Tenant
 from jaxd_server.tenants import Tenants
@@ -410,7 +410,7 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     tenant = Tenant("account:alice", "none")
     crew = Crew(ServerOptions(), ("worker",))
     crew._clearing = cast("Clearing", notes)
-    place = crew_module._Place(tenant, "t", cast("Any", Hopeless(notes)), None, ExitStack())  # type: ignore[arg-type]
+    place = Place(tenant, "t", cast("Any", Hopeless(notes)), None, ExitStack())  # type: ignore[arg-type]
     crew._places["account:alice"] = place
     assert asyncio.run(crew._keep(place)) == 0
     assert notes.done == ["clear account:alice", "run", "begin account:alice"]
