@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,15 +14,15 @@ from typing import Any, Literal
 from jaxd_server.belief import believed
 from jaxd_server.chatter import Chatter
 from jaxd_server.launch import Launched, launch
-from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES, encode_line, messages
+from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.tenant import Tenant
+from jaxd_server.worker_line import Question, WorkerLine
 
 __all__ = ["State", "WorkerProcess"]
 
-_LAST_WORDS_S = 1.0
 _DECISION_S = 5.0
 _LAST_MARKS = frozenset({"outdated", "resting", "gave_way"})
 
@@ -78,16 +77,15 @@ class WorkerProcess:
             "standing_by": asyncio.Event(),
         }
         self._verdict: str | None = None
-        self._refusal: asyncio.Future[str] | None = None
-        self._unsent: list[bytes] = []
         self._started_at = self._heard_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
         self._asked = 0
-        self._answer: asyncio.Future[None] | None = None
+        self._status = Question()
+        self._refusal = Question()
         self._chatter = None if principal is None else Chatter()
-        self._writer: asyncio.StreamWriter | None = None
-        self._listening = asyncio.create_task(self._listen(tether))
+        limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
+        self._line = WorkerLine(tether, limit, self._heard, self._over)
 
     @classmethod
     def start(
@@ -131,11 +129,11 @@ class WorkerProcess:
         """
         self.epoch = epoch
         self._started_at = time.monotonic()
-        self._ask({"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds})
+        self._line.say({"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds})
 
     def open(self) -> None:
         """Has one that was prepared let clients in."""
-        self._ask({"ask": "open"})
+        self._line.say({"ask": "open"})
 
     async def give_way(self, *, force: bool, is_followed: bool) -> str:
         """Asks it to drain in favour of the next one; why it does not, or nothing when it does.
@@ -144,11 +142,8 @@ class WorkerProcess:
             force: also when arrays of clients are lost.
             is_followed: whether the next one is there already, but for `open`.
         """
-        if self._refusal is None:
-            self._refusal = asyncio.get_running_loop().create_future()
-            self._ask({"ask": "give_way", "force": force, "is_followed": is_followed})
-        refusal = self._refusal
-        await asyncio.wait([refusal], timeout=_DECISION_S)
+        order = {"ask": "give_way", "force": force, "is_followed": is_followed}
+        refusal = await self._refusal.ask(lambda: self._line.say(order), _DECISION_S)
         if not refusal.done():
             return "the worker does not answer"
         return "" if refusal.cancelled() else refusal.result()
@@ -213,45 +208,33 @@ class WorkerProcess:
         return self._relay.last_lines()
 
     async def refresh(self, patience_s: float) -> bool:
-        """Asks for a new `snapshot`; False when there is none after `patience_s` seconds.
-
-        Only one question is on its way at any time, so that a worker that hangs is not buried
-        under those of everybody who wants to know why.
-        """
-        if self._writer is None or self._writer.is_closing():
+        """Asks for a new `snapshot`; False when there is none after `patience_s` seconds."""
+        if not self._line.is_open:
             return False
-        if self._answer is None:
-            self._answer = asyncio.get_running_loop().create_future()
-            self._asked += 1
-            self._ask({"ask": "status", "id": self._asked})
-        answer = self._answer
-        await asyncio.wait([answer], timeout=patience_s)
+        answer = await self._status.ask(self._ask_for_status, patience_s)
         return answer.done() and not answer.cancelled()
+
+    def _ask_for_status(self) -> None:
+        self._asked += 1
+        self._line.say({"ask": "status", "id": self._asked})
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._draining = True
         self._asked += 1
-        self._ask({"ask": "drain", "id": self._asked})
+        self._line.say({"ask": "drain", "id": self._asked})
 
     def release(self, fingerprint: str) -> None:
         """Tells it that a function is no longer in quarantine."""
-        self._ask({"ask": "release", "fingerprint": fingerprint})
+        self._line.say({"ask": "release", "fingerprint": fingerprint})
 
     def tell(self, order: Mapping[str, Any]) -> None:
         """Answers what it has said to `hear`."""
-        self._ask(order)
-
-    def _ask(self, order: Mapping[str, Any]) -> None:
-        """Sends an order, as soon as there is a line to send it on."""
-        if self._writer is None:
-            self._unsent.append(encode_line(order))
-        else:
-            self._writer.write(encode_line(order))
+        self._line.say(order)
 
     async def hear_out(self) -> None:
         """Takes in what it said before it ended; waits a second at most."""
-        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S)
+        await self._line.hear_out()
 
     def kill(self, verdict: str | None = None) -> None:
         """Ends it at once, and with it whatever it has started.
@@ -266,32 +249,26 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Lets go of the tether; a worker that still runs exits when it sees that."""
-        self._listening.cancel()
+        self._line.close()
 
-    async def _listen(self, tether: socket.socket) -> None:
-        limit = MAX_LINE_BYTES if self.principal is None else MAX_TENANT_LINE_BYTES
-        reader, writer = await asyncio.open_connection(sock=tether, limit=limit)
-        self._writer = writer
-        for line in self._unsent:  # what was asked for before there was a line to ask on
-            writer.write(line)
-        try:
-            async for message in messages(reader):
-                if self._says_too_much(message):
-                    break  # what it has started may hold the other end, and go on
-                self._heard_at = time.monotonic()
-                self._understand(message)
-        except ValueError as error:
-            log_event("tether_unreadable", epoch=self.epoch, error=str(error))
-        finally:
-            writer.close()
-            for waited_for in (self._answer, self._refusal):
-                if waited_for is not None:
-                    waited_for.cancel()  # nobody has to wait for it any more
+    def _heard(self, message: Mapping[str, Any]) -> bool:
+        """Takes in what it says; False: that was more than enough."""
+        if self._says_too_much(message):
+            return False
+        self._heard_at = time.monotonic()
+        self._understand(message)
+        return True
+
+    def _over(self, why: ValueError | None) -> None:
+        if why is not None:
+            log_event("tether_unreadable", epoch=self.epoch, error=str(why))
+        self._status.drop()
+        self._refusal.drop()
 
     def _says_too_much(self, message: Mapping[str, Any]) -> bool:
         """Ends one principal's worker that has no end of things to say, which nobody asked for."""
         match message:
-            case {"answer": int(), "status": dict()} if self._answer is not None:
+            case {"answer": int(), "status": dict()} if self._status.is_open:
                 return False
         if self._chatter is None or not self._chatter.is_too_much():
             return False
@@ -310,12 +287,7 @@ class WorkerProcess:
         self._marks[name].set()
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
-            self._decide("")
-
-    def _decide(self, refusal: str) -> None:
-        if self._refusal is not None and not self._refusal.done():
-            self._refusal.set_result(refusal)
-        self._refusal = None
+            self._refusal.answered("")
 
     def _understand(self, message: Mapping[str, Any]) -> None:
         match message:
@@ -333,12 +305,10 @@ class WorkerProcess:
             case {"event": str(name)} if name in self._marks:
                 self._mark(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
-                self._decide(why)
+                self._refusal.answered(why)
             case {"answer": int(), "status": dict(status)}:
                 self.snapshot = status if self.principal is None else _harmless(status)
-                if self._answer is not None:
-                    self._answer.set_result(None)
-                    self._answer = None
+                self._status.answered()
             case _:
                 try:
                     self.hear(self, message)  # what it may say beyond this is not for us to judge
