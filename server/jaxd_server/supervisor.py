@@ -120,9 +120,9 @@ class Supervisor:
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
         log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
-        on_purpose = (worker.outdated, worker.resting, worker.gave_way)
+        on_purpose = worker.marks.draining
         await first_of(worker.exited, self.stopping, *on_purpose)
-        if worker.outdated.is_set():
+        if worker.marks.outdated.is_set():
             self._dismiss_standby()  # it has imported the same
         if any(event.is_set() for event in on_purpose):
             if self._successor is not None:
@@ -133,7 +133,7 @@ class Supervisor:
             return 0.0
         await worker.hear_out()
         worker.close()
-        if any(event.is_set() for event in (*on_purpose, worker.stale)):  # which is no death
+        if any(event.is_set() for event in (*on_purpose, worker.marks.stale)):  # which is no death
             _log_exit(worker, restart_in_s=0.0)
             return 0.0
         self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
@@ -224,11 +224,11 @@ class Supervisor:
         except OSError as error:
             return f"no process could be started: {error}."
         self._successor = successor
-        await first_of(successor.prepared, successor.exited, worker.exited, self.stopping)
+        await first_of(successor.marks.prepared, successor.exited, worker.exited, self.stopping)
         if worker.exited.is_set() or self.stopping.is_set():
             return ""  # it is needed at once, or not at all
         refusal = "the next worker ended before it was ready; see the server's log."
-        if successor.prepared.is_set():
+        if successor.marks.prepared.is_set():
             refusal = await worker.give_way(force=force, is_followed=True)
         if refusal and self._successor is successor:
             self._successor = None

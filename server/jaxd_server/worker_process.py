@@ -20,11 +20,11 @@ from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.tenant import Tenant
 from jaxd_server.worker_line import Question, WorkerLine
+from jaxd_server.worker_marks import Marks
 
 __all__ = ["State", "WorkerProcess"]
 
 _DECISION_S = 5.0
-_LAST_MARKS = frozenset({"outdated", "resting", "gave_way"})
 
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
 
@@ -39,11 +39,7 @@ class WorkerProcess:
         epoch: the worker's generation, 1 for the first one of a host.
         pid: its process id.
         exited: set once the process has ended and was collected.
-        outdated: set once it has said that it drains because packages have changed on disk.
-        resting: set once it has said that it drains because nobody has needed it.
-        gave_way: set once it has said that it drains in favour of the next one.
-        prepared: set once all is there but that it accepts clients.
-        stale: set once it has said that it ends because what it stood by with has changed on disk.
+        marks: what it has said that is true from then on.
         snapshot: the last status that it sent; empty before the first.
         box: what it is doing, also when it says nothing, or is no more.
         principal: whose worker it is, where not all share it.
@@ -60,22 +56,10 @@ class WorkerProcess:
         self.box = box
         self.pid = process.pid
         self.exited = asyncio.Event()
-        self.outdated = asyncio.Event()
-        self.resting = asyncio.Event()
-        self.gave_way = asyncio.Event()
-        self.prepared = asyncio.Event()
-        self.stale = asyncio.Event()
+        self.marks = Marks()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
-        self._marks = {
-            "outdated": self.outdated,
-            "resting": self.resting,
-            "gave_way": self.gave_way,
-            "prepared": self.prepared,
-            "stale": self.stale,
-            "standing_by": asyncio.Event(),
-        }
         self._verdict: str | None = None
         self._started_at = self._heard_at = time.monotonic()
         self._ready_after_s: float | None = None
@@ -152,7 +136,7 @@ class WorkerProcess:
     def state(self) -> State:
         """What it is doing, as far as it has said."""
         if self.exited.is_set():
-            return "resting" if self.resting.is_set() else "dead"
+            return "resting" if self.marks.resting.is_set() else "dead"
         if self._draining:
             return "draining"
         if not self.epoch:
@@ -279,15 +263,13 @@ class WorkerProcess:
         return True
 
     def _mark(self, name: str, changes: Any) -> None:
-        """It has said something that is true from now on; saying it again adds nothing."""
-        if self._marks[name].is_set():
+        """It has said something that is true from now on."""
+        if not self.marks.set(name):
             return
-        if name in _LAST_MARKS:
-            self._draining = True
-        self._marks[name].set()
+        self._draining |= any(mark.is_set() for mark in self.marks.draining)
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
-            self._refusal.answered("")
+            self._refusal.answered()
 
     def _understand(self, message: Mapping[str, Any]) -> None:
         match message:
@@ -302,7 +284,7 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
-            case {"event": str(name)} if name in self._marks:
+            case {"event": str(name)} if self.marks.is_one(name):
                 self._mark(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
                 self._refusal.answered(why)
