@@ -19,7 +19,10 @@ from jaxd_server.options import ServerOptions
 from jaxd_server.relay import OutputRelay
 from jaxd_server.tenant import Tenant
 
-__all__ = ["Launched", "launch"]
+__all__ = ["Launched", "Suspects", "launch"]
+
+Suspects = Sequence[Mapping[str, Any]]
+"""See `Quarantine.for_worker`."""
 
 
 class Launched(NamedTuple):
@@ -42,8 +45,9 @@ def launch(
     command: Sequence[str],
     options: ServerOptions,
     listeners: Sequence[Listener],
-    order: Mapping[str, Any],
-    tenant: Tenant | None,
+    epoch: int = 0,
+    suspects: Suspects = (),
+    tenant: Tenant | None = None,
 ) -> Launched:
     """Starts `command` with one JSON argument, as `read_argument` expects it.
 
@@ -53,7 +57,8 @@ def launch(
         command: the program and its first arguments.
         options: what the server was told.
         listeners: what it inherits.
-        order: what else stands in the argument.
+        epoch: its generation; 0: it stands by, without a device, until it is told to begin.
+        suspects: which functions have ended workers.
         tenant: whose worker it is, where not all share it.
 
     Raises:
@@ -69,7 +74,7 @@ def launch(
         relay = _relaying(output, can_end=tenant is not None)
         inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
         environment = worker_environment(options, os.environ)
-        argument = _argument(options, listeners) | inherited | dict(order)
+        argument = _argument(options, listeners) | inherited | _order(epoch, suspects, tenant)
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
         if tenant is not None:  # who is here, and which functions ended a worker, is not for all
             argument, file = in_a_file(argument)
@@ -98,6 +103,12 @@ def _relaying(output: int, *, can_end: bool) -> OutputRelay:
         relay.discard()
         raise OSError(errno.EAGAIN, "no thread can be started") from error
     return relay
+
+
+def _order(epoch: int, suspects: Suspects, tenant: Tenant | None) -> dict[str, Any]:
+    """Which worker it is to be."""
+    order = {"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}
+    return order if tenant is None else {**order, "principal": tenant.principal}
 
 
 def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:

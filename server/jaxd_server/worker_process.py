@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from jaxd_server.belief import believed
 from jaxd_server.chatter import Chatter
-from jaxd_server.launch import Launched, launch
+from jaxd_server.launch import Launched, Suspects, launch
 from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
@@ -27,9 +27,6 @@ __all__ = ["State", "WorkerProcess"]
 _DECISION_S = 5.0
 
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
-
-Suspects = Sequence[Mapping[str, Any]]
-"""See `Quarantine.for_worker`."""
 
 
 class WorkerProcess:
@@ -94,12 +91,8 @@ class WorkerProcess:
         Raises:
             OSError: when no process can be made.
         """
-        order: dict[str, Any] = {"stands_by": True}
-        if epoch:
-            order = {"epoch": epoch, "suspects": list(suspects)}
-        if tenant is not None:
-            order["principal"] = tenant.principal
-        worker = cls(launch(command, options, listeners, order, tenant), order.get("principal"))
+        launched = launch(command, options, listeners, epoch, suspects, tenant)
+        worker = cls(launched, None if tenant is None else tenant.principal)
         worker.epoch = epoch
         return worker
 

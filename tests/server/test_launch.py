@@ -47,6 +47,6 @@ def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch,
     with monkeypatch.context() as patch:
         patch.setattr(what, fail)
         with pytest.raises(OSError, match=r"Too many|no thread"):
-            launch([sys.executable], ServerOptions(), [], {}, ALICE)
+            launch([sys.executable], ServerOptions(), [], tenant=ALICE)
     until(lambda: threading.active_count() == threads)
     assert files() == before
