@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.targets import Target
+from tests.fuzz.target import Target
 
 __all__ = ["FOUND", "Finding", "run", "tried"]
 

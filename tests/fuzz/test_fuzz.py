@@ -9,7 +9,9 @@ import pytest
 
 from tests.fuzz.fuzzing import FOUND, Finding, run, tried
 from tests.fuzz.mutating import mutations
-from tests.fuzz.targets import TARGETS, Target, close
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets.ends import close
 
 pytestmark = pytest.mark.fuzz
 

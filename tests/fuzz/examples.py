@@ -1,0 +1,24 @@
+"""What good ends say of a function and of a call, for several targets to begin from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxd_protocol.fingerprint import Part
+from jaxd_protocol.meanings import Meaning
+from tests.shared.trees import samples
+
+__all__ = ["MEANING", "RESULT", "SKELETON"]
+
+MEANING = Meaning(
+    b"f" * 16,
+    b"salt",
+    (Part("function", "f", b"d" * 16, "shown", "f.py:1"),),
+    {},
+    {"f": True},
+    frozenset(["g"]),
+    (),
+    True,
+).to_message()
+RESULT = samples.encode([np.arange(3), {"a": (np.zeros((2, 2), np.float32), None)}]).skeleton
+SKELETON = samples.encode(((1.0, np.arange(3)), {})).skeleton

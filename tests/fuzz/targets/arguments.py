@@ -1,0 +1,90 @@
+"""What is passed and returned: trees, and where the data of their leaves lies."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from jaxd.results import ResultReader
+from jaxd_protocol.elsewhere import (
+    PACKED,
+    VALUE,
+    Row,
+    Stay,
+    pack_ids,
+    pack_rows,
+    unpack_ids,
+    unpack_numbers,
+    unpack_rows,
+)
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.trees import parse_skeleton
+from jaxd_protocol.trees.forms import argument_forms
+from tests.fuzz.examples import RESULT
+from tests.fuzz.target import Target
+from tests.shared.trees import samples
+
+__all__ = ["ARGUMENTS"]
+
+
+def _skeleton(data: bytes) -> None:
+    """As a server reads it, but for what it unpickles, which is code by design."""
+    layout = parse_skeleton(
+        data,
+        lambda *_: samples.Point,
+        bytes,
+        open_template=lambda _: tuple,
+        close=lambda *_: None,
+    )
+    layout.build([0] * len(layout.leaves))
+
+
+def _result(data: bytes) -> None:
+    """As a client reads it, with the data that it says it has."""
+    reader = ResultReader({})
+    layout = reader.layout(data)
+    if layout.whole.blob_bytes > 1 << 16 or layout.whole.buffers > 64:
+        return
+    sizes = [leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK"]
+    if sum(sizes) < 1 << 16:
+        spare = [memoryview(bytearray(size)) for size in sizes]
+        reader.read(data, bytes(layout.whole.blob_bytes), spare[: layout.whole.buffers], "numpy")
+
+
+def _skeletons() -> list[bytes]:
+    arrays = np.arange(6, dtype=np.float32).reshape(2, 3)
+    trees: list[Any] = [
+        ((1.0, True, None, 3j), {"a": [1, (2, {"b": "text"})]}),
+        ((arrays, samples.Point(arrays, [np.zeros(5000)])), {}),
+        ((samples.Weak(arrays), samples.Keys("fry", np.zeros((2, 2), np.uint32))), {"k": b"x"}),
+    ]
+    return [samples.encode(tree).skeleton for tree in trees]
+
+
+def _rows(data: bytes) -> None:
+    head, rest = data[:1], data[1:]
+    for parse in (
+        lambda: unpack_rows(rest, head[0] if head else 0),
+        lambda: unpack_ids(rest),
+        lambda: unpack_numbers(rest),
+    ):
+        with suppress(JaxdError):
+            parse()
+    Stay.from_bytes(rest)
+
+
+ARGUMENTS: dict[str, Target] = {
+    "skeleton of arguments": Target(_skeleton, _skeletons()),
+    "skeleton of a result": Target(_result, [RESULT, *_skeletons()]),
+    "forms of arguments": Target(lambda data: argument_forms(data, ("a", "b")), _skeletons()),
+    "rows": Target(
+        _rows,
+        [
+            b"\0" + Stay(1, 2, 3).to_bytes(),
+            b"\4" + pack_rows([Row(0, VALUE, 7, 0), Row(2, PACKED, 1, 2)]),
+            b"\0" + pack_ids([1, 2]),
+        ],
+    ),
+}

@@ -1,0 +1,172 @@
+"""What arrives on a connection, before anybody looks at what is said in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import struct
+import zlib
+from contextlib import suppress
+from functools import cache
+from typing import Any
+from unittest.mock import Mock
+
+from jaxd_protocol import handshake
+from jaxd_protocol.accounts import Account
+from jaxd_protocol.certificates import client_context, server_context
+from jaxd_protocol.compression import deflate, inflate
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.peers import this_end
+from jaxd_protocol.wire.frames import Frame
+from jaxd_protocol.wire.reading import FrameReader
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from tests.certificates import authority
+from tests.fuzz.target import Target
+
+__all__ = ["CONNECTIONS", "frame"]
+
+
+class Said:
+    """A line on which all was said beforehand."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    def recv(self, count: int, flags: int = 0, /) -> bytes:
+        """What is left."""
+        return self._stream.read(count)
+
+    def sendall(self, data: bytes, /) -> None:
+        """Nobody listens."""
+
+
+def _spoken(*said: dict[str, Any]) -> bytes:
+    texts = [json.dumps(each).encode() for each in said]
+    return b"".join(struct.pack("!H", len(text)) + text for text in texts)
+
+
+HELLO = {**this_end({"jax": "1"}).to_message(), "session": "s", "nonce": "0" * 32}
+ACCOUNTS = [Account.named("alice", "a" * 43), Account.unnamed("b" * 43)]
+
+
+def _greeted_by_a_client(data: bytes) -> None:
+    for accounts in ((), ACCOUNTS):
+        handshake.greet_client(Said(data), {}, accounts, "uid:1")
+
+
+def _greeted_by_a_server(data: bytes) -> None:
+    for token in (None, "a" * 43):
+        with suppress(JaxdError):
+            handshake.greet_server(Said(data), {}, token, None)
+    handshake.greet_server(Said(data), {}, "b" * 43, "session")
+
+
+def _frames(data: bytes) -> None:
+    for inflates in (False, True):
+        stream = io.BytesIO(data)
+
+        def receive(views: list[memoryview], counts: list[int], stream: Any = stream) -> None:
+            count = stream.readinto(views[0])
+            if not count:
+                raise EOFError
+            counts.append(count)
+
+        reader = FrameReader(receive, 1 << 20, inflates=inflates)
+        with suppress(JaxdError, EOFError):
+            while True:
+                reader.peek()
+                reader.advance()
+
+
+def frame(body: bytes, flags: int = 0, beside: bytes = b"") -> bytes:
+    """One message of rpyc's, with what comes beside it."""
+    return struct.pack("!LB", len(body), flags) + body + b"\n" + beside
+
+
+@cache
+def _connection() -> Any:
+    from jaxd_protocol.wire.connection import BulkConnection
+
+    connection: Any = BulkConnection.__new__(BulkConnection)
+    connection.on_request = connection.on_reply = lambda *_: None
+    connection._channel = Mock()
+    return connection
+
+
+def _message(data: bytes) -> None:
+    _connection().dispatch(Frame(data))
+
+
+def _wire_messages() -> list[bytes]:
+    from jaxd_protocol.wire.connection import encode_reply, encode_request
+    from tests.shared.wire.test_connection import FORGED
+
+    good = [
+        encode_request(5, "call", (b"key", 3, "text", (1, 2.5, None, True))),
+        encode_request(500, "event", (1, "kind", "{}")),
+        encode_reply(500, (0, b"skeleton", slice(1, 2), frozenset([1]), 1j)),
+    ]
+    return good + [bytes(forged) for forged in FORGED.values()]
+
+
+def _inflated(data: bytes) -> None:
+    nbytes = int.from_bytes(data[:2], "big")
+    assert len(inflate(memoryview(data[2:]), nbytes)) == nbytes
+
+
+def _tls(data: bytes) -> None:
+    """What comes before the handshake of jaxd on such an address."""
+    client, server = socket.socketpair()
+    with client, server:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        line = TlsSocket(server, _tls_context(), server_side=True)
+        line.settimeout(1.0)
+        line.do_handshake()
+        line.recv(4)
+
+
+@cache
+def _tls_context() -> Any:
+    return server_context(*authority())
+
+
+def _tls_hello() -> bytes:
+    """The first bytes of a client."""
+    client, server = socket.socketpair()
+    with client, server:
+        line = TlsSocket(client, client_context(pinned=True), server_name="h")
+        line.settimeout(0.0)
+        with suppress(OSError, EOFError):
+            line.do_handshake()
+        return server.recv(1 << 16)
+
+
+CONNECTIONS: dict[str, Target] = {
+    "greeting of a client": Target(
+        _greeted_by_a_client,
+        [_spoken(HELLO, {"proof": "0" * 64}), _spoken({**HELLO, "protocol": 99}), b"\0\2{}"],
+        (JaxdError, EOFError),
+    ),
+    "greeting of a server": Target(
+        _greeted_by_a_server,
+        [
+            _spoken({**HELLO, "auth": "token"}, {"proof": "0" * 64, "slots": 1}),
+            _spoken({**HELLO, "auth": "none"}),
+            _spoken({"error": "Busy", "text": "later", "retry_after_s": 3}),
+        ],
+        (JaxdError, EOFError),
+    ),
+    "frames": Target(
+        _frames,
+        [
+            frame(b"body"),
+            frame(zlib.compress(b"x" * 4000), 1),
+            frame(b"body", 2, struct.pack("!LQQ", 2, 3, 4) + b"abcdefg") + frame(b""),
+        ],
+    ),
+    "message": Target(_message, _wire_messages(), (JaxdError, EOFError)),
+    "compressed data": Target(_inflated, [b"\x0f\xa0" + deflate(memoryview(b"x" * 4000)), b"\0\0"]),
+    "tls": Target(_tls, [_tls_hello()], (JaxdError, OSError, EOFError)),
+}

@@ -1,0 +1,203 @@
+"""Whole ends, a worker, a client and a host, with somebody at the other who says anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+import warnings
+from contextlib import suppress
+from functools import cache
+from typing import Any
+from unittest.mock import Mock, patch
+
+from jaxd_protocol import handshake
+from jaxd_protocol.calls import Options
+from jaxd_protocol.elsewhere import VALUE, Row, Stay, pack_ids, pack_rows
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.failures import describe_failure
+from jaxd_server.control import _reply
+from jaxd_server.lines import messages
+from tests.fuzz.examples import RESULT, SKELETON
+from tests.fuzz.target import Target
+from tests.fuzz.targets.connections import frame
+from tests.fuzz.targets.files import folder
+from tests.shared.trees import samples
+
+__all__ = ["ENDS", "close"]
+
+
+def _control(data: bytes) -> None:
+    """Lines, as the host hears them; its answers can be written."""
+
+    async def speak() -> None:
+        reader = asyncio.StreamReader(limit=1 << 12)
+        reader.feed_data(data)
+        reader.feed_eof()
+        host = Mock()
+
+        async def status() -> dict[str, Any]:
+            return {}
+
+        host.status = status
+        async for request in messages(reader):
+            json.dumps(await _reply(request, host))
+
+    asyncio.run(speak())
+
+
+@cache
+def _shop() -> Any:
+    """A whole worker in this process; `close` ends it."""
+    from tests.server.in_process import Shop
+
+    return Shop()
+
+
+def close() -> None:
+    """Ends what targets have started in this process."""
+    if _shop.cache_info().currsize:
+        _shop().close()
+        _shop.cache_clear()
+
+
+def _requests(data: bytes) -> None:
+    """Messages of a client that was let in; the connection ends, and nothing is left of it."""
+    shop = _shop()
+    with shop.raw() as sock, suppress(OSError):
+        handshake.greet_server(sock, {}, None, None)
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):
+            pass
+    until = time.monotonic() + 20.0
+    budget = shop.parts._budget
+    while shop.parts.status.now()["connections"] or budget.calls or budget.used:
+        assert time.monotonic() < until, (shop.parts.status.now(), budget.calls, budget.used)
+        os.sched_yield()
+
+
+class _Impostor:
+    """A server that greets, and says to whoever calls what it was told to say."""
+
+    def __init__(self) -> None:
+        self.says = b""
+        self.path = f"{folder()}/impostor.sock"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            with sock, suppress(OSError, EOFError):
+                sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
+                handshake.greet_client(sock, {}, (), "me")
+                welcome = {"auth": "none", "session": "s", "slots": 8, "max_frame_bytes": 1 << 20}
+                handshake.finish_greeting(sock, {}, None, welcome)
+                sock.recv(1 << 16)  # the call
+                sock.sendall(self.says)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+
+
+@cache
+def _impostor() -> _Impostor:
+    return _Impostor()
+
+
+HELD: list[Any] = []
+
+
+def _victim(x: Any) -> Any:
+    return x + len(HELD) + len(os.sep)
+
+
+def _answers(data: bytes) -> None:
+    """What a server says to a client while a call is open; the caller gets an error of ours."""
+    from jaxd import connect
+
+    impostor = _impostor()
+    impostor.says = data
+    with (
+        patch.dict(os.environ, XDG_CONFIG_HOME=f"{folder()}/none"),
+        warnings.catch_warnings(),
+        connect(f"unix://{impostor.path}") as client,
+    ):
+        warnings.simplefilter("ignore")
+        client.persistent_call(_victim, results="numpy")(1.0)
+    assert not HELD
+
+
+def _replies() -> list[bytes]:
+    from jaxd_protocol.wire.connection import encode_reply, encode_request
+
+    def frames(*bodies: bytes) -> bytes:
+        return b"".join(map(frame, bodies))
+
+    failure = describe_failure(ValueError("x"))
+    events = [
+        ("stage", {"stage": "trace", "function": "f"}),
+        ("built", {"function": "f", "seconds": 3.0, "reason": "r"}),
+        ("warning", {"function": "f", "text": "t"}),
+        ("print", {"text": "", "stream": "stdout"}),
+        ("warned", {"text": "t", "category": "UserWarning"}),
+        ("logged", {"name": "jaxd.fuzz", "level": 10, "text": "t"}),
+        ("compiled", {"text": "t"}),
+        ("unsaid", {}),
+    ]
+    return [
+        frames(encode_reply(1, (0, RESULT, bytes(samples.parse(RESULT).whole.blob_bytes)))),
+        frames(encode_reply(1, (1, failure))),
+        frames(encode_reply(1, (1, failure)), encode_reply(2, (1, failure))),
+        *[
+            frames(encode_request(1, "event", (1, kind, json.dumps(content))))
+            for kind, content in events
+        ],
+        frames(encode_request(1, "describe", (b"k" * 16,)), encode_request(2, "code", (b"f",))),
+        frames(encode_request(1, "callback", (1, SKELETON, b"", 1))),
+    ]
+
+
+def _request(verb: str, *args: Any) -> bytes:
+    from jaxd_protocol.wire.connection import encode_request
+
+    return frame(encode_request(1, verb, args))
+
+
+def _conversations() -> list[bytes]:
+    number = Stay(1, 0, 0).to_bytes()
+    call = (b"k" * 16, SKELETON, b"", None, 1, b"", b"", b"")
+    return [
+        _request("statistics") + _request("info") + _request("bye"),
+        _request("call", *call),
+        _request("call", *call[:5], number, pack_rows([Row(1, VALUE, 1 << 20, 0)]), pack_ids([7])),
+        _request("put", 1, samples.encode((1.0, 2)).skeleton, bytes(16), b"", ())
+        + _request("name", "n", b"", pack_ids([1 << 20]), 3.5)
+        + _request("named", "n", 9)
+        + _request("values"),
+        _request("fetch", pack_ids([1]), b"") + _request("part", 1, (1, None), 1, 2),
+        _request("drop", pack_ids([1])) + _request("adopt", pack_ids([1]), b"") + _request("share"),
+        _request("functions")
+        + _request("recent", 3)
+        + _request("recipes", "")
+        + _request("forget"),
+        _request("why", b"k" * 16, SKELETON, ("f", b"f" * 16, Options().to_bytes(), (), (), True)),
+        _request("stages", "lower", b"k" * 16, SKELETON, b"", ()),
+    ]
+
+
+ENDS: dict[str, Target] = {
+    "line on the control socket": Target(
+        _control,
+        [b'{"ask": "status"}\n{"ask": "stop", "now": true}\n', b'{"ask": null}\n[]\n'],
+        (ValueError,),  # which the host answers
+    ),
+    "answers": Target(_answers, _replies(), (JaxdError, ValueError)),  # one of them says that
+    "requests": Target(_requests, _conversations(), (JaxdError,)),
+}

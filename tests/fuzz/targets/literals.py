@@ -1,0 +1,99 @@
+"""What is said in plain values: of functions, their options, and what went wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from jaxd.aims import function_at
+from jaxd_protocol.calls import Options
+from jaxd_protocol.descriptions import Description
+from jaxd_protocol.errors import Busy
+from jaxd_protocol.failures import describe_failure, rebuild_failure
+from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.recipes import load_recipes
+from jaxd_protocol.trees import dump_literal, load_literal
+from jaxd_protocol.trees.references import load_reference
+from tests.fuzz.examples import MEANING, SKELETON
+from tests.fuzz.target import Target
+
+__all__ = ["LITERALS"]
+
+
+def _literal(data: bytes) -> Any:
+    return load_literal(data, 0)[0]
+
+
+def _of_literal(parse: Callable[[Any], object]) -> Callable[[bytes], None]:
+    """What is said in rpyc's values, which have the same forms as literals."""
+
+    def run(data: bytes) -> None:
+        parse(_literal(data))
+
+    return run
+
+
+def _callback(value: Any) -> None:
+    """What a server may have called, of a function that reaches these."""
+
+    def outer(x: Any) -> Any:
+        return lambda y: x + y
+
+    held: list[Any] = []
+    found = function_at(value, [outer, held, os], [held, os])
+    assert found is not os.system
+    assert getattr(found, "__module__", "") not in ("posix", "os", "builtins")
+
+
+def _failure(value: Any) -> None:
+    str(rebuild_failure(value))
+
+
+def _failures() -> list[bytes]:
+    found = []
+    for error in (ValueError("x", 1), KeyError("é"), OSError(2, "no"), Busy("later", 3.0)):
+        try:
+            error.add_note("a note")
+            raise error from KeyError("before")  # noqa: TRY301  for its traceback
+        except Exception as raised:  # noqa: BLE001  whatever it is
+            found.append(dump_literal(describe_failure(raised)))
+    return found
+
+
+LITERALS: dict[str, Target] = {
+    "literal": Target(
+        lambda data: dump_literal(_literal(data)),
+        [dump_literal((1, "a", b"b", 2.5, None, True, (1 << 70, ("x",))))],
+    ),
+    "options": Target(Options.from_bytes, [Options().to_bytes()]),
+    "meaning": Target(_of_literal(Meaning.from_message), [dump_literal(MEANING)]),
+    "description": Target(
+        _of_literal(Description.from_message),
+        [dump_literal(("f", b"f" * 16, Options().to_bytes(), (), ("x",), True))],
+    ),
+    "reference": Target(
+        _of_literal(load_reference),
+        [dump_literal(("n", ((b"mark", 1),), b"token", "about")), dump_literal(("o", (), b"", ""))],
+    ),
+    "recipes": Target(
+        _of_literal(lambda value: load_recipes(value, [memoryview(b"code")])),
+        [dump_literal((("f", b"k" * 16, b"", MEANING, ((SKELETON, ()),), ("x",)),))],
+    ),
+    "failure": Target(_of_literal(_failure), _failures()),
+    "aim": Target(
+        _of_literal(_callback),
+        [
+            dump_literal(aim)
+            for aim in (
+                ("object", 0),
+                ("live", 0, ()),
+                ("get", ("object", 1), "append"),
+                ("made", ("object", 0), (0,), (("value", 1),), None, None),
+                ("partial", ("object", 0), (("value", 1),), ()),
+                ("live", 1, ("system",)),
+                ("get", ("object", 2), "system"),
+            )
+        ],
+    ),
+}
