@@ -6,9 +6,8 @@ What comes out of tracing is compiled only when no other function has the same p
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.recipes import RecordedCall
@@ -21,12 +20,10 @@ from jaxd_server.executable import Costs, Executable
 from jaxd_server.explained import explained
 from jaxd_server.functions import Function, Functions
 from jaxd_server.jax_callbacks import aiming
-from jaxd_server.jax_disk_cache import bypassed, hits_here
 from jaxd_server.jax_handover import NotHandedOver
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import Arguments, dynamic, structure_of
-from jaxd_server.moving import Mover, NotMoved
-from jaxd_server.programs import Program, Programs
+from jaxd_server.program_source import ProgramSource
 from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters, Counts
 
@@ -35,10 +32,6 @@ if TYPE_CHECKING:
     from jaxd_server.tracing import Tracing
 
 __all__ = ["Made", "Maker"]
-
-
-class _NotStored(Exception):
-    """A program is not on disk, or what is there cannot be loaded."""
 
 
 class Made(NamedTuple):
@@ -89,7 +82,7 @@ class Maker:
         quota: how much may be built for whom; by default there is no limit.
 
     Attributes:
-        programs: what is compiled and in memory.
+        programs: where their programs come from.
     """
 
     def __init__(
@@ -101,13 +94,12 @@ class Maker:
         tracing: Tracing | None = None,
         quota: BuildQuota | None = None,
     ) -> None:
-        self.programs = Programs()
+        self.programs = ProgramSource(compiler, counters, shelf)
         self._functions = functions
         self._compiler = compiler
         self._counters = counters
         self._shelf = shelf
         self._tracing = tracing
-        self._mover = Mover(self.programs, shelf)
         self._quota = quota or BuildQuota()
 
     def make(
@@ -159,9 +151,8 @@ class Maker:
     ) -> Made | None:
         """The executable for another device; None when it has to be made for that."""
         started = time.monotonic()
-        try:
-            program = self._mover.on(executable.program, device)
-        except NotMoved:
+        program = self.programs.moved(executable.program, device)
+        if program is None:
             return None
         costs = replace(executable.costs, paid_s=time.monotonic() - started)
         self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
@@ -170,15 +161,8 @@ class Maker:
         )
 
     def discard(self, executable: Executable) -> None:
-        """Forgets the program of an executable that does not run, and loads it from disk no more.
-
-        The file stays until the program that is made instead takes its place.
-        """
-        self.programs.forget(executable.program)
-        found = self.programs.find(executable.program.id)
-        is_replaced = found is not None and found.is_original
-        if self._shelf is not None and not is_replaced:
-            self._shelf.suspect_program(executable.program.id)
+        """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
+        self.programs.discard(executable.program)
 
     def _loaded(self, wanted: _Wanted) -> Made | None:
         """What an earlier process has left, if it did and if it is sound."""
@@ -190,7 +174,7 @@ class Maker:
         if kept is None:
             return None
         call.emit("stage", {"stage": "load", "function": function.name})
-        program = self._stored_program(kept.program, call.device)
+        program = self.programs.stored(kept.program, call.device)
         if program is None:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
@@ -205,23 +189,6 @@ class Maker:
         loaded.kept_as = name
         loaded.principal = call.session.principal
         return Made(loaded, "load", name=name)
-
-    def _stored_program(self, id: bytes, device: int) -> Program | None:  # noqa: A002
-        """A program that is in memory or on disk, for a device."""
-        try:
-            found = self.programs.obtain(id, lambda: self._read(id, device))
-            return self._mover.on(found, device)
-        except (_NotStored, NotMoved):
-            return None
-
-    def _read(self, id: bytes, device: int) -> Program:  # noqa: A002
-        """A program that is on disk."""
-        if self._shelf is None:
-            raise _NotStored
-        try:
-            return self._shelf.program(id, device)
-        except LookupError:
-            raise _NotStored from None
 
     def _built(self, wanted: _Wanted) -> Made:
         function, call, arguments, _, _ = wanted
@@ -266,7 +233,7 @@ class Maker:
         function, call, arguments, recorded, name = wanted
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         is_kept = name is not None and obstacle is None
-        program, was_compiled = self._program(function, lowered, call, is_kept=is_kept)
+        program, was_compiled = self.programs.of(function, lowered, call, is_kept=is_kept)
         costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
         said = call.said.end() if call.said is not None else ""
         executable = Executable(
@@ -288,44 +255,3 @@ class Maker:
             self._shelf.keep(function, name, arguments, executable, obstacle)
         call.emit("stage", {"stage": "run", "function": function.name})
         return Made(executable, "compile", was_compiled, name or b"", obstacle)
-
-    def _program(
-        self, function: Function, lowered: LoweredFunction, call: Call, *, is_kept: bool
-    ) -> tuple[Program, bool]:
-        """The program of a lowered function, and whether it had to be compiled.
-
-        One that is to be kept is not looked for in jax's own cache: what comes from there cannot be
-        written again.
-        """
-        compiled: list[Any] = []
-
-        def compile_it() -> Program:
-            compiled.append(None)
-            before = hits_here()
-            with bypassed() if is_kept else nullcontext():
-                program = self._compiler.compile(
-                    lowered, function.name, function.options, call.emit, call.device
-                )
-            program.is_original = hits_here() == before
-            return program
-
-        def read_or_compile() -> Program:
-            try:
-                return self._read(lowered.program, call.device)
-            except _NotStored:
-                return compile_it()
-
-        if lowered.obstacle is not None:
-            program = compile_it()
-            program.is_written = False
-            return program, True
-        found = None
-        while found is None:
-            try:
-                found = self.programs.obtain(lowered.program, read_or_compile)
-            except _NotStored:
-                continue  # waited for somebody who only looked whether it is on disk
-        program = self._mover.on(found, call.device, compile_it)
-        if not compiled:
-            self._counters.add(programs_shared=1)
-        return program, bool(compiled)

@@ -249,7 +249,7 @@ def test_reclaiming_frees_the_compiled_programs(kitchen: Kitchen) -> None:
     assert kitchen.executables.reclaim(10) == 10
     gc.collect()
     assert live_executables() == before
-    assert len(kitchen.maker.programs) == 0
+    assert len(kitchen.maker.programs.known) == 0
     assert kitchen.counts() == (10, 10)
 
 
