@@ -1,8 +1,7 @@
-"""The client's end of a connection: makes requests, and answers those of the server."""
+"""The client's end of a connection: makes requests, and has those of the server answered."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,14 +12,7 @@ from rpyc.core.service import VoidService
 from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending, Unsent
 from jaxd.shared_reading import LOST, SharedReading, ignore
-from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import (
-    Cancelled,
-    ConnectionLost,
-    JaxdError,
-    PackingError,
-    ProtocolError,
-)
+from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
 from jaxd_protocol.wire import BulkStream, Frame, Value
 
 if TYPE_CHECKING:
@@ -272,66 +264,22 @@ class ClientConnection(SharedReading):
 
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
+        from jaxd.questions import answer, read_event  # most calls hear nothing of the kind
+
         if verb == "event":
-            self._answers.event(self, *_event(args))
+            self._answers.event(self, *read_event(args))
             return
         # in a thread of its own: an answer may be large, and whoever reads must go on reading
-        threading.Thread(
-            target=self._answer, args=(seq, verb, args, frame), name="jaxd-answer", daemon=True
-        ).start()
+        question = (self, self._answers, seq, verb, args, frame)
+        threading.Thread(target=answer, args=question, name="jaxd-answer", daemon=True).start()
 
-    def _answer(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
-        try:
-            self.send_reply(seq, *self._question(verb, args, frame))
-        except (EOFError, JaxdError, KeyError):
-            self.shut()  # the server must not wait for an answer that does not come
-
-    def _question(
-        self, verb: str, args: tuple[Value, ...], frame: Frame
-    ) -> tuple[Value, Sequence[memoryview]]:
-        if verb == "callback":
-            return self._called_back(args, frame)
-        try:
-            return self._answers.question(verb, args)
-        except PackingError as error:  # the call that it is asked for fails with it
-            return _failed(error), ()
-
-    def _called_back(
-        self, args: tuple[Value, ...], frame: Frame
-    ) -> tuple[Value, Sequence[memoryview]]:
-        """Whatever happens in a function of the user's, the program that called it is told."""
-        pending = self._pending.get(args[0])
-        about = None if pending is None else pending.about
-        try:
-            return self._answers.call_back(self, about, args, frame.buffers)
-        except BaseException as error:  # noqa: BLE001  see above
-            return _failed(error), ()
+    def about(self, number: Any) -> Any:
+        """What the open request of that number is for; None when it is for no call, or not open."""
+        pending = self._pending.get(number)
+        return None if pending is None else pending.about
 
     def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""
         self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
-
-
-def _failed(error: BaseException) -> Value:
-    """The answer that says so."""
-    from jaxd_protocol.failures import describe_failure  # most processes are asked nothing
-
-    return FAILED, describe_failure(error)
-
-
-def _event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
-    """Number of the call, kind and content of an event.
-
-    Raises:
-        ProtocolError: when it is none.
-    """
-    try:
-        number, kind, text = args
-        content = json.loads(text)
-    except (RecursionError, TypeError, ValueError) as error:
-        raise ProtocolError("the server reports something that cannot be read.") from error
-    if (type(number), type(kind), type(content)) != (int, str, dict):
-        raise ProtocolError("the server reports something that is no event.")
-    return number, kind, content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -15,7 +14,6 @@ from jaxd.transport import ClientConnection
 from jaxd_protocol.errors import (
     ConnectionLost,
     DeadlineExceeded,
-    JaxdError,
     LimitExceeded,
     ProtocolError,
 )
@@ -200,52 +198,6 @@ def test_nonsense_from_the_server_is_told_as_such(ends: Ends) -> None:
     server._channel.stream.sock.sendall(b"\0\0\0\x03\x80abc\n")
     assert isinstance(waiting.exception(10), ProtocolError)
     assert not client.alive
-
-
-def test_questions_are_answered_while_a_call_is_open(ends: Ends) -> None:
-    """With buffers beside the answer."""
-    client, server, _ = ends
-    waiting = in_thread(client.request, "call", ())
-    seq, *_ = server.take()
-    server.send_request(77, "describe", ("key",))
-    server.dispatch(server._channel.recv())
-    assert server.replies == [(77, ("described", "key"), [b"beside"])]
-    server.send_reply(seq, 1)
-    assert waiting.result(10)[0] == 1
-
-
-def test_a_question_that_has_no_answer_ends_the_connection(ends: Ends) -> None:
-    """The server must not wait for it for ever."""
-    client, server, _ = ends
-    waiting = in_thread(client.request, "call", ())
-    server.take()
-    server.send_request(77, "unheard of", ())
-    assert isinstance(waiting.exception(10), ConnectionLost)
-
-
-def test_events_are_passed_on(ends: Ends) -> None:
-    """By whoever reads, in order, before the reply."""
-    client, server, answering = ends
-    waiting = in_thread(client.request, "call", ())
-    seq, *_ = server.take()
-    for stage in ("trace", "compile"):
-        server.send_request(78, "event", (seq, "stage", json.dumps({"stage": stage})))
-    server.send_reply(seq, 1)
-    waiting.result(10)
-    assert answering.events == [(seq, "stage", {"stage": s}) for s in ("trace", "compile")]
-
-
-@pytest.mark.parametrize(
-    "event", [(), (1, "stage"), (1, "stage", None), (1, "stage", "[]"), ("1", "stage", "{}")]
-)
-def test_an_event_that_is_none_ends_the_connection(ends: Ends, event: tuple[Any, ...]) -> None:
-    """With an error of ours for whoever waits."""
-    client, server, answering = ends
-    waiting = in_thread(client.request, "call", ())
-    server.take()
-    server.send_request(78, "event", event)
-    assert isinstance(waiting.exception(10), JaxdError)
-    assert answering.events == []
 
 
 def test_large_messages_both_ways_at_once(ends: Ends) -> None:

@@ -49,6 +49,7 @@ NOT_NEEDED = (
     "jaxd.lazy",
     "jaxd.losses",
     "jaxd.lost_values",
+    "jaxd.questions",
     "jaxd.raised",
     "jaxd.remote_array",
     "jaxd.sent_before",
