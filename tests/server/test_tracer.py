@@ -22,6 +22,7 @@ from jaxd_protocol.errors import ResultError
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.packages import changed_since_first_seen
 from jaxd_server.compiler import Compiler, LoweredFunction
+from jaxd_server.errand import order_of
 from jaxd_server.functions import Functions
 from jaxd_server.jax_config import configured
 from jaxd_server.jax_handover import understands, unpack_lowered
@@ -33,7 +34,6 @@ from jaxd_server.progress import SILENT, Emit
 from jaxd_server.statistics import Counters
 from jaxd_server.tracer_messages import Ended, Failed, Lowered, Order, Outdated, Refused, Reply
 from jaxd_server.tracer_process import TracerProcess
-from jaxd_server.tracing import order_of
 from tests.fake_packages import FakeSite
 from tests.server.in_process import Source, prepare_once
 

@@ -1,0 +1,149 @@
+"""One function that is traced beside the worker: what is sent there, and what comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jaxd_protocol.errors import InternalError
+from jaxd_protocol.failures import ForwardedFailure
+from jaxd_server.adopted_results import adopted
+from jaxd_server.build import present_build
+from jaxd_server.compiler import LoweredFunction
+from jaxd_server.functions import Function, FunctionSource
+from jaxd_server.logs import log_event
+from jaxd_server.marshal import parse_arguments, structure_of
+from jaxd_server.progress import Emit
+from jaxd_server.result_forms import ResultForm
+from jaxd_server.shelf import Shelf
+from jaxd_server.tracer_messages import (
+    Ended,
+    Failed,
+    Lowered,
+    Order,
+    Outdated,
+    Refused,
+    Reply,
+    sent_data,
+)
+from jaxd_server.tracer_process import TracerProcess
+from jaxd_server.tracers import Tracers, asked
+
+if TYPE_CHECKING:
+    from jaxd_server.call import Call
+
+__all__ = ["Errand", "order_of"]
+
+_MAX_PICKLED_BYTES: Final = 64 << 20
+
+
+class Errand(NamedTuple):
+    """One function to be traced and lowered elsewhere.
+
+    Attributes:
+        tracers: told what became of it.
+        tracer: where it is done.
+        order: what is done.
+        source: whom to ask for the code.
+        shelf: where it may lie; None where nothing is kept.
+        emit: told what happens meanwhile.
+    """
+
+    tracers: Tracers
+    tracer: TracerProcess
+    order: Order
+    source: FunctionSource
+    shelf: Shelf | None
+    emit: Emit
+
+    def lower(self) -> LoweredFunction | None:
+        """The lowered function; None when this process has to trace it after all.
+
+        Raises:
+            Interrupted: when nobody waits for it any more.
+            ForwardedFailure: with what the function, or jax, raised.
+            InternalError: when the function ended the process that traced it.
+        """
+        reply = asked(self.tracer, self.order, self.emit)
+        build = present_build()
+        if build is not None:
+            if build.is_left and isinstance(reply, Lowered | Failed | Refused):
+                self.tracers.heed(reply.side)
+            build.check()
+        if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
+            again = self.tracers.alone(self.with_code().order, self.emit)
+            if build is not None:
+                build.check()
+            if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
+                reply = again
+        if isinstance(reply, Ended) and reply.orders:
+            self.tracers.beware(self.order.key)
+            raise _ended(self.order.name, reply.how)
+        return self._understood(reply)
+
+    def with_code(self) -> Errand:
+        """The same with the code; the client is asked for it when it is not on disk."""
+        return self._replace(order=self.order._replace(code=self._code()))
+
+    def _code(self) -> bytes:
+        fingerprint = self.order.fingerprint
+        kept = self.shelf.code(fingerprint) if self.shelf else None
+        if kept is not None:
+            return kept
+        with self.source.waiting():
+            return bytes(self.source.code(fingerprint))
+
+    def _understood(self, reply: Reply) -> LoweredFunction | None:
+        if isinstance(reply, Ended):
+            return None  # before it had begun
+        if isinstance(reply, Outdated):
+            log_event("tracer_outdated", changes=reply.changes)
+            self.tracers.drop(self.tracer)
+            return None
+        if isinstance(reply, Refused):
+            self.tracers.heed(reply.side)  # a trace that was in vain is one as well
+            log_event("tracer_refused", function=self.order.name, reason=reply.reason)
+            self.tracer.known.discard(self.order.fingerprint)
+            if reply.always:
+                self.tracers.refused.add(self.order.key)
+            return None
+        self.tracers.heed(reply.side)
+        self.tracer.known.add(self.order.fingerprint)
+        if isinstance(reply, Failed):
+            raise ForwardedFailure(reply.failure)
+        return _lowered(reply)
+
+
+def order_of(function: Function, call: Call, name: bytes) -> Order | None:
+    """What the tracer has to know of a call, but for the code; None when that is too much."""
+    layout = parse_arguments(call.skeleton)
+    placement = call.placement(layout)
+    scalars, buffers = sent_data(placement, call.blob, call.buffers, warm_only=call.warm_only)
+    described = function.described
+    if described.meaning is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
+        return None
+    return Order(
+        0,
+        function.key,
+        described.fingerprint,
+        described.name,
+        described.options.to_bytes(),
+        described.meaning.to_message(),
+        None,
+        call.skeleton,
+        scalars,
+        tuple(map(bytes, buffers)),
+        name,
+    )
+
+
+def _ended(name: str, how: str) -> InternalError:
+    return InternalError(
+        f"{name} ended the process that traced it ({how}). The server and all that it has ready "
+        "live on. Does the function, or a library of its, call os._exit() or crash while traced?"
+    )
+
+
+def _lowered(reply: Lowered) -> LoweredFunction:
+    form = adopted(ResultForm.of(reply.skeleton, reply.order))
+    structure = structure_of(((0,) * len(reply.order), {}))  # its own is of no use here
+    return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)

@@ -1,0 +1,111 @@
+"""Tracing with a tracer that answers as it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxd_server.build import present_build
+from jaxd_server.errand import Errand
+from jaxd_server.functions import Functions
+from jaxd_server.imported_packages import ImportedPackages
+from jaxd_server.marshal import parse_arguments, read_leaves
+from jaxd_server.progress import Emit
+from jaxd_server.statistics import Counters
+from jaxd_server.tracer_messages import (
+    Order,
+    Refused,
+    Reply,
+    Side,
+)
+from jaxd_server.tracing import TraceIn, Tracing
+from tests.server.in_process import Source, prepare_once
+
+X = np.ones(3, np.float32)
+NOTHING = Side({}, [])
+
+
+class FakeTracer:
+    """Answers as it is told."""
+
+    def __init__(self, state: str = "ready") -> None:
+        self.state = state
+        self.was_ready = state == "ready"
+        self.known: set[bytes] = set()
+        self.orders: list[Order] = []
+        self.waited = 0
+        self.replies: list[Reply] = []
+        self.ended_by: list[object] = []
+
+    def wait(self) -> bool:
+        self.waited += 1
+        if self.state == "starting":
+            self.state = "ready"
+        self.was_ready = self.state == "ready"
+        return self.was_ready
+
+    def kill(self) -> None:
+        self.state = "ended"
+
+    def ask(self, order: Order, emit: Emit, telling: object = None) -> Reply:
+        self.orders.append(order)
+        build = present_build()
+        self.ended_by.append(build and build.end_by_force)
+        return self.replies.pop(0)
+
+    def retire(self) -> None:
+        self.state = "retired"
+
+    def close(self) -> None:
+        self.state = "closed"
+
+
+class Scene:
+    """A `Tracing` with fakes around it.
+
+    Attributes:
+        shared: whether there is more than one client.
+        tracers: those that were started.
+    """
+
+    def __init__(self, trace_in: TraceIn = "auto", *, shared: bool = True) -> None:
+        prepare_once()
+        self.shared = shared
+        self.next: list[FakeTracer] = []
+        self.tracers: list[FakeTracer] = []
+        self.counters = Counters()
+        self.packages = ImportedPackages()
+        self.tracing = Tracing(
+            trace_in,
+            lambda: self.shared,
+            self.counters,
+            self.packages,
+            None,
+            self._start,  # type: ignore[arg-type]
+        )
+        self.functions = Functions()
+
+    def _start(self) -> FakeTracer:
+        self.tracers.append(self.next.pop(0) if self.next else FakeTracer())
+        return self.tracers[-1]
+
+    def errand(self, source: Source, *args: Any) -> Errand | None:
+        """For a call of it."""
+        call = source.call(args or (X,))
+        function = self.functions.obtain(source.key, source)
+        layout = parse_arguments(call.skeleton)
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
+        return self.tracing.errand(function, call, arguments)
+
+    def answered(self, source: Source, *replies: Reply) -> Any:
+        """What comes of a call when the tracer says that."""
+        errand = self.errand(source)
+        assert errand is not None
+        self.tracers[-1].replies = list(replies)
+        return errand.lower()
+
+
+def refused(*, always: bool) -> Refused:
+    """The worker has to do it."""
+    return Refused(1, "a reason", always, NOTHING)

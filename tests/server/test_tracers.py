@@ -1,0 +1,43 @@
+"""When a tracer is started, and when none is any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxd_server import tracers
+from jaxd_server.tracers import Keys
+from tests.server.fake_tracer import FakeTracer, Scene
+from tests.server.in_process import Source
+
+
+@pytest.fixture
+def source() -> Source:
+    """Something to call."""
+    return Source(lambda x: x * 2 + 1)
+
+
+def test_a_tracer_that_never_comes_up_is_given_up(source: Source) -> None:
+    """After three times all is traced here."""
+    scene = Scene("tracer")
+    scene.next = [FakeTracer("ended") for _ in range(9)]
+    assert [scene.errand(source) for _ in range(6)] == [None] * 6
+    assert len(scene.tracers) == 3
+
+
+def test_closing_ends_the_tracer_for_good(source: Source) -> None:
+    """Nothing starts another one."""
+    scene = Scene("tracer")
+    scene.errand(source)
+    scene.tracing.close()
+    assert scene.tracers[0].state == "closed"
+    assert scene.errand(source) is None
+    assert len(scene.tracers) == 1
+
+
+def test_not_all_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is forgotten when there are too many."""
+    monkeypatch.setattr(tracers, "_MAX_NOTED", 2)
+    keys = Keys()
+    for key in (b"a", b"b", b"b", b"c"):
+        keys.add(key)
+    assert [key in keys for key in (b"a", b"b", b"c")] == [False, True, True]
