@@ -13,7 +13,7 @@ from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.failures import describe_failure
-from jaxd_server.admission import Admission, Running
+from jaxd_server.admission import Admission
 from jaxd_server.call import Call
 from jaxd_server.commission import Commission
 from jaxd_server.decisions import Decisions
@@ -32,6 +32,7 @@ from jaxd_server.precautions import Precautions, Suspected
 from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
+from jaxd_server.running import Running
 from jaxd_server.said import tell_once
 from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
