@@ -16,7 +16,8 @@ from jaxd_server.memory import resident_bytes
 from jaxd_server.options import ServerOptions
 from jaxd_server.recycling import reason_to_recycle
 from jaxd_server.stacks import ask_for_stacks
-from jaxd_server.supervisor import PATIENCE_S, Supervisor
+from jaxd_server.supervisor import Supervisor
+from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess
 
 __all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state"]

@@ -10,8 +10,9 @@ from jaxd_server.belief import is_number
 from jaxd_server.heartbeat import Heartbeat, calls_of, process_state
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
-from jaxd_server.supervisor import PATIENCE_S, Supervisor
+from jaxd_server.supervisor import Supervisor
 from jaxd_server.tenant import Tenant
+from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess
 
 __all__ = ["Post"]

@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import Any
 
 from jaxd_protocol.errors import ServerStartFailed
+from jaxd_server.first_of import first_of
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.quarantine import Quarantine
 from jaxd_server.restarts import MAX_FAILED_STARTS, RestartPolicy
+from jaxd_server.retiring import Retiring, log_exit
 from jaxd_server.tenant import Tenant
+from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess
 
-__all__ = ["PATIENCE_S", "Supervisor", "first_of"]
-
-PATIENCE_S = 0.5
-"""How long a worker may take to answer a question about itself before it counts as busy."""
+__all__ = ["Supervisor"]
 
 _LOOK_S = 0.1
 
@@ -63,13 +63,13 @@ class Supervisor:
         self._listeners: Sequence[Listener] = ()
         self._standby: WorkerProcess | None = None
         self._successor: WorkerProcess | None = None
-        self._retired: dict[WorkerProcess, asyncio.Task[None]] = {}
+        self._retiring = Retiring(options.drain_timeout_s, lambda: self._forced)
         self._is_restarting = False
         self._stood_by = 0
 
     def processes(self) -> list[WorkerProcess]:
         """All workers that there are, in whatever state."""
-        known = (self.worker, self._standby, self._successor, *self._retired)
+        known = (self.worker, self._standby, self._successor, *self._retiring.workers())
         return [one for one in known if one is not None]
 
     def stop(self, *, now: bool = False) -> None:
@@ -126,19 +126,19 @@ class Supervisor:
             self._dismiss_standby()  # it has imported the same
         if any(event.is_set() for event in on_purpose):
             if self._successor is not None:
-                self._retired[worker] = asyncio.create_task(self._retire(worker))
+                self._retiring.retire(worker)
                 return 0.0
-            await self._wait_until_drained(worker, worker.kill)
+            await self._retiring.until_drained(worker, worker.kill)
         if not worker.exited.is_set():
             return 0.0
         await worker.hear_out()
         worker.close()
         if any(event.is_set() for event in (*on_purpose, worker.marks.stale)):  # which is no death
-            _log_exit(worker, restart_in_s=0.0)
+            log_exit(worker, restart_in_s=0.0)
             return 0.0
         self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
-        _log_exit(worker, restart_in_s=delay_s)
+        log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
 
     def _next(self, epoch: int) -> WorkerProcess:
@@ -179,12 +179,7 @@ class Supervisor:
     def _dismiss_standby(self) -> None:
         standby, self._standby = self._standby, None
         if standby is not None:
-            self._dismiss(standby)
-
-    def _dismiss(self, worker: WorkerProcess) -> None:
-        """Ends one that never let anybody in."""
-        worker.kill()
-        self._retired[worker] = asyncio.create_task(self._bury(worker))
+            self._retiring.dismiss(standby)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Has the next worker take the place of this one; no client sees an error.
@@ -232,7 +227,7 @@ class Supervisor:
             refusal = await worker.give_way(force=force, is_followed=True)
         if refusal and self._successor is successor:
             self._successor = None
-            self._dismiss(successor)
+            self._retiring.dismiss(successor)
         return refusal
 
     async def _is_ready(self, epoch: int) -> None:
@@ -242,18 +237,6 @@ class Supervisor:
                 return
             await first_of(self.stopping, timeout_s=_LOOK_S)
 
-    async def _retire(self, worker: WorkerProcess) -> None:
-        """A worker that another one has followed, until its last call is done."""
-        await self._wait_until_drained(worker, worker.kill)
-        await self._bury(worker)
-
-    async def _bury(self, worker: WorkerProcess) -> None:
-        await worker.exited.wait()
-        await worker.hear_out()
-        worker.close()
-        _log_exit(worker)
-        self._retired.pop(worker, None)
-
     async def _drain(self) -> None:
         worker = self.worker
         if worker is None or worker.exited.is_set():
@@ -262,24 +245,10 @@ class Supervisor:
         worker.drain()
         if self._forced:
             worker.kill()  # it was asked for before there was a worker
-        await self._wait_until_drained(worker, lambda: self.stop(now=True))
-        if self._retired:
-            await asyncio.wait(self._retired.values())
+        await self._retiring.until_drained(worker, lambda: self.stop(now=True))
+        await self._retiring.are_gone()
         worker.last_lines()  # its last words reach the log before we leave
-        _log_exit(worker)
-
-    async def _wait_until_drained(self, worker: WorkerProcess, give_up: Callable[[], None]) -> None:
-        """Running calls may take as long as they like; a worker that reports none may not."""
-        quiet_since = time.monotonic()
-        while not worker.exited.is_set():
-            if await worker.refresh(PATIENCE_S) and worker.snapshot.get("running_calls"):
-                quiet_since = time.monotonic()
-            elif (
-                time.monotonic() - quiet_since >= self._options.drain_timeout_s and not self._forced
-            ):
-                log_event("drain_timed_out", pid=worker.pid)
-                give_up()
-            await first_of(worker.exited, timeout_s=_LOOK_S)
+        log_exit(worker)
 
 
 async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
@@ -293,28 +262,6 @@ async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Even
     finally:
         for one in listeners:
             loop.remove_reader(one.socket)
-
-
-async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Returns when one of `events` is set, or after `timeout_s`."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
-def _log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
-    log_event(
-        f"{worker.what}_exited",
-        pid=worker.pid,
-        epoch=worker.epoch,
-        principal=worker.principal,
-        **worker.ending,
-        lived_s=round(worker.lived_s, 3),
-        restart_in_s=restart_in_s,
-    )
 
 
 def _or_give_up(delay_s: float | None, last_lines: list[str]) -> float:

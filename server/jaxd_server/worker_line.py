@@ -9,7 +9,10 @@ from typing import Any, Final
 
 from jaxd_server.lines import encode_line, messages
 
-__all__ = ["Question", "WorkerLine"]
+__all__ = ["PATIENCE_S", "Question", "WorkerLine"]
+
+PATIENCE_S: Final = 0.5
+"""How long a worker may take to answer a question about itself before it counts as busy."""
 
 _LAST_WORDS_S: Final = 1.0
 

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, cast
 
 import pytest
 
-from jaxd_server.options import ServerOptions
-from jaxd_server.supervisor import Supervisor
-from jaxd_server.worker_process import WorkerProcess
 from tests.server.host_process import HostProcess, ask, greeting
 
 StartHost = Callable[..., HostProcess]
@@ -187,32 +182,6 @@ def test_a_signal_drains(start_host: StartHost, runtime: Path, number: signal.Si
     assert code == 0
     assert "drain_timed_out" not in said
     assert list(runtime.glob("server.sock*")) == []
-
-
-def test_a_running_call_may_take_as_long_as_it_likes() -> None:
-    """However short the patience with a worker that reports none."""
-
-    class Busy:
-        """Says three times that a call is running, and has ended then."""
-
-        snapshot: ClassVar = {"running_calls": 1}
-
-        def __init__(self) -> None:
-            self.exited = asyncio.Event()
-            self.asked = 0
-
-        async def refresh(self, patience_s: float) -> bool:
-            self.asked += 1
-            if self.asked == 3:
-                self.exited.set()
-            return True
-
-    async def drained() -> None:
-        worker = cast("WorkerProcess", Busy())
-        supervisor = Supervisor(ServerOptions(drain_timeout_s=0.0), [])
-        await supervisor._wait_until_drained(worker, lambda: pytest.fail("it was killed"))
-
-    asyncio.run(drained())
 
 
 def test_a_second_signal_stops_at_once(start_host: StartHost, runtime: Path) -> None:
