@@ -6,7 +6,6 @@ Started by the host with one JSON argument: options, inherited listeners, tether
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import sys
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.machine import machine_id
 from jaxd_server import logs
 from jaxd_server.argument import read_argument
 from jaxd_server.black_box import BlackBox
@@ -29,6 +27,7 @@ from jaxd_server.suspects import Suspects
 from jaxd_server.tether import Tether
 from jaxd_server.user_code import prepare_for_user_code
 from jaxd_server.user_output import hear_user_code
+from jaxd_server.worker_report import WorkerReport
 
 __all__ = ["Worker", "main"]
 
@@ -43,7 +42,7 @@ def main() -> None:
     worker = Worker(options, argument.get("black_box_fd"), principal)
     tether = worker.tether = Tether(
         socket.socket(fileno=argument["tether_fd"]),
-        worker.report_to_host,
+        worker.report.to_host,
         worker.stop.set,
         lambda: os._exit(1),  # without a host nobody could stop or replace us
         worker.obey,
@@ -97,6 +96,7 @@ class Worker:
         principal: whose worker it is; None: everybody's.
 
     Attributes:
+        report: what it says of itself.
         tether: the line to the host, once there is one.
         has_begun: set once it is known which worker this is.
         holds: whether it waits for `may_open` before it accepts clients.
@@ -119,18 +119,18 @@ class Worker:
         self._is_stuck = False
         self._options = options
         self._principal = principal
-        self._epoch = 0
         self._suspects = Suspects()
         self._box = None if box is None else BlackBox(box)
         self._counters = Counters()
+        self.report = WorkerReport(options, self._counters)
         self._parts: Any = None
         self._listeners: list[tuple[socket.socket, Address]] = []
         self._endpoints: list[Any] = []
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Becomes the worker of an epoch, as the host says."""
-        self._epoch = order["epoch"]
-        self._suspects = Suspects(order.get("suspects", ()), self._epoch)
+        epoch = self.report.epoch = order["epoch"]
+        self._suspects = Suspects(order.get("suspects", ()), epoch)
         self.holds = order.get("holds") is True
         self.has_begun.set()
 
@@ -139,10 +139,10 @@ class Worker:
         from jaxd_server.jax_callbacks import have_clients_called_back
         from jaxd_server.parts import Parts  # imports jax; the host must see our tether before
 
-        self._parts = Parts(
+        self._parts = self.report.parts = Parts(
             self._options,
             self._counters,
-            self.report,
+            self.report.answer,
             self.renew,
             self.rest,
             self._suspects,
@@ -164,10 +164,11 @@ class Worker:
     def open(self) -> None:
         """Accepts clients from now on."""
         for sock, address in self._listeners:
-            endpoint = self._parts.endpoint(sock, address, self.welcome)
+            endpoint = self._parts.endpoint(sock, address, self.report.welcome)
             endpoint.start_in_thread()
             self._endpoints.append(endpoint)
-        log_event("accepting", epoch=self._epoch)
+            self.report.listening.append(str(address))
+        log_event("accepting", epoch=self.report.epoch)
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
@@ -241,80 +242,6 @@ class Worker:
         parts.pipeline.admission.replace(is_followed=is_followed)
         self.tether.tell({"event": "gave_way"})
         self.stop.set()
-
-    def report_to_host(self) -> dict[str, Any]:
-        """The status, and what is nobody's business but the host's."""
-        if self._parts is None:
-            return self.status()
-        parts = self._parts
-        return {
-            **self.status(),
-            "owners": parts.values.owners(),
-            "platform": parts.devices.platform,
-        }
-
-    def welcome(self) -> dict[str, Any]:
-        """What a client is told of this worker when it connects."""
-        return {
-            "versions": self._parts.versions,
-            "epoch": self._epoch,
-            "pid": os.getpid(),
-            "slots": self._options.slots,
-            "max_frame_bytes": self._options.max_frame_bytes,
-            "accept": self._options.accept,
-            "machine": machine_id(),
-            "platform": self._parts.devices.platform,
-            "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        }
-
-    def report(self, what: str, principal: str) -> dict[str, Any]:
-        """The answer to a client's `statistics` or `info`."""
-        if what != "statistics":
-            return self.info()
-        return self._parts.status.shown(self.status(), principal)  # type: ignore[no-any-return]
-
-    def status(self) -> dict[str, Any]:
-        """Counters and the present state, as the host and `statistics` show them."""
-        status = {**self._counters.snapshot(), "epoch": self._epoch, "values": 0}
-        if self._parts is None:
-            return {**status, "phase": "starting", "connections": 0, "idle_s": 0.0, **_NOTHING}
-        return {**status, "phase": "ready", **self._parts.status.now()}
-
-    def info(self) -> dict[str, Any]:
-        """What this worker is."""
-        return {
-            "epoch": self._epoch,
-            "pid": os.getpid(),
-            "python": platform.python_version(),
-            "versions": self._parts.versions,
-            "devices": self._parts.devices.names(),
-            "listen": [str(endpoint.host) for endpoint in self._endpoints],
-            "limits": {
-                "slots": self._options.slots,
-                "budget_bytes": self._options.budget_bytes,
-                "max_frame_bytes": self._options.max_frame_bytes,
-                "max_result_bytes": self._options.max_result_bytes,
-            },
-        }
-
-
-_NOTHING = {
-    "executables": 0,
-    "programs": 0,
-    "functions": 0,
-    "running_calls": 0,
-    "running": [],
-    "left_behind": [],
-    "held_calls": 0,
-    "queued_calls": 0,
-    "queued_builds": 0,
-    "sessions": 0,
-    "principals": [],
-    "bytes_received": 0,
-    "bytes_sent": 0,
-    "disk_bytes": 0,
-    "disk_files": 0,
-}
 
 
 if __name__ == "__main__":

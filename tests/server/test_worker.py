@@ -21,13 +21,7 @@ from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.options import ServerOptions
 from jaxd_server.worker import Worker, _stand_by
 from tests.live_server import LiveServer, source_environment
-
-STATUS = {
-    *("calls", "traces", "compiles", "executable_hits", "executable_loads", "executables"),
-    *("functions", "values", "bytes_received", "bytes_sent", "uptime_s", "epoch", "connections"),
-    *("running_calls", "running", "idle_s", "phase", "lowers", "programs", "programs_shared"),
-    *("trace_s", "compile_s", "load_s", "saved_s", "disk_bytes", "disk_files"),
-}
+from tests.server.test_worker_report import STATUS
 
 
 class WorkerAlone:
@@ -170,16 +164,6 @@ def _error_of(function: Any) -> BaseException | bool:
     except Exception as error:  # noqa: BLE001  the test looks at it
         return error
     return False
-
-
-def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
-    """The host may ask at any time."""
-    worker = Worker(ServerOptions())
-    worker.begin({"epoch": 3})
-    status = worker.status()
-    assert set(status) >= STATUS
-    assert (status["phase"], status["epoch"], status["connections"]) == ("starting", 3, 0)
-    json.dumps(status)
 
 
 @pytest.mark.parametrize("changes", [[], ["jax was changed from 1 to 2"]])
