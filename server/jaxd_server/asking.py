@@ -13,7 +13,7 @@ from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.wire import Frame, Value
 from jaxd_server.aims import Aim
 from jaxd_server.callback_messages import pack_callback, read_callback
-from jaxd_server.functions import Described
+from jaxd_server.function import Described
 
 __all__ = ["Asking"]
 

@@ -7,7 +7,7 @@ from jaxd_protocol.trees import Layout
 from jaxd_server.call import Call
 from jaxd_server.decisions import Decisions
 from jaxd_server.executable import Executable
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import Arguments
 from jaxd_server.said import heard

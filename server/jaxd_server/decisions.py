@@ -15,7 +15,7 @@ from jaxd_protocol.trees.forms import argument_forms
 from jaxd_server.acquaintances import Acquaintances
 from jaxd_server.advice import Advice, Advised, advice_for
 from jaxd_server.executable import Executable
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.kept_calls import KeptCall
 from jaxd_server.ledger import Built, Ledger, Verdict
 from jaxd_server.logs import log_event

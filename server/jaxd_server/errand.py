@@ -9,7 +9,8 @@ from jaxd_protocol.failures import ForwardedFailure
 from jaxd_server.adopted_results import adopted
 from jaxd_server.build import present_build
 from jaxd_server.compiler import LoweredFunction
-from jaxd_server.functions import Function, FunctionSource
+from jaxd_server.function import Function
+from jaxd_server.functions import FunctionSource
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import parse_arguments, structure_of
 from jaxd_server.progress import Emit

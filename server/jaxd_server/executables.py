@@ -22,7 +22,7 @@ from jaxd_server.builds import Builds
 from jaxd_server.donation import donated_leaves
 from jaxd_server.eviction import Entry, Limits, victims
 from jaxd_server.executable import Executable
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.jax_placement import are_several, places_of
 from jaxd_server.kin import Kin
 from jaxd_server.marshal import Arguments, call_order, dynamic, leaves_of, parse_arguments

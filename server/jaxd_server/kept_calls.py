@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxd_protocol.recipes import RecordedCall
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.marshal import Arguments
 from jaxd_server.result_forms import ResultForm
 from jaxd_server.signature import lasting_signature

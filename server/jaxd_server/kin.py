@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 
 __all__ = ["Kin"]
 

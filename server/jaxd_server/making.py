@@ -18,7 +18,8 @@ from jaxd_server.build_quota import BuildQuota
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.explained import explained
-from jaxd_server.functions import Function, Functions
+from jaxd_server.function import Function
+from jaxd_server.functions import Functions
 from jaxd_server.jax_callbacks import aiming
 from jaxd_server.jax_handover import NotHandedOver
 from jaxd_server.logs import log_event

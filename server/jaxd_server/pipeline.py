@@ -22,7 +22,8 @@ from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.execution import BrokenProgram, Execution
-from jaxd_server.functions import Function, FunctionReplaced, Functions
+from jaxd_server.function import Function
+from jaxd_server.functions import FunctionReplaced, Functions
 from jaxd_server.interest import EVER
 from jaxd_server.jax_placement import placed
 from jaxd_server.making import Made, Maker

@@ -12,7 +12,7 @@ from jaxd_server.suspects import Suspects
 if TYPE_CHECKING:
     from jaxd_server.black_box import BlackBox
     from jaxd_server.call import Call
-    from jaxd_server.functions import Function
+    from jaxd_server.function import Function
 
 __all__ = ["Precautions", "Suspected"]
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jaxd_server.compiler import Compiler, LoweredFunction
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.jax_disk_cache import bypassed, hits_here
 from jaxd_server.moving import Mover, NotMoved
 from jaxd_server.programs import Program, Programs

@@ -22,7 +22,7 @@ from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import dump_literal
 from jaxd_server import jax_programs
 from jaxd_server.executable import Executable
-from jaxd_server.functions import Described, Function
+from jaxd_server.function import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_placement import are_several, is_known_as_bound, read_program
 from jaxd_server.kept_calls import KeptCall, call_name

@@ -20,7 +20,8 @@ from jaxd_server.admission import Admission
 from jaxd_server.compiler import Compiler
 from jaxd_server.devices import Devices
 from jaxd_server.explained import explained
-from jaxd_server.functions import Function, FunctionReplaced, Functions, FunctionSource
+from jaxd_server.function import Function
+from jaxd_server.functions import FunctionReplaced, Functions, FunctionSource
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.marshal import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.replies import Reply

@@ -26,7 +26,7 @@ from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.budget import Share
 from jaxd_server.call import Call
 from jaxd_server.executable import Executable
-from jaxd_server.functions import Described
+from jaxd_server.function import Described
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.replies import Reply
 

@@ -23,7 +23,8 @@ from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.explained import explained
 from jaxd_server.fresh_threads import FreshThreads
-from jaxd_server.functions import Described, Function, Functions
+from jaxd_server.function import Described, Function
+from jaxd_server.functions import Functions
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.interrupting import Interrupted, Interruptible, may_interrupt
 from jaxd_server.jax_config import begin_with_defaults

@@ -10,7 +10,7 @@ from jaxd_protocol.failures import Failure
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packages import Package
 from jaxd_protocol.trees import Layout, Placement, read_scalar
-from jaxd_server.functions import Described
+from jaxd_server.function import Described
 from jaxd_server.marshal import empty_leaves
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from jaxd_server.errand import Errand, order_of
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_handover import understands
 from jaxd_server.kept_calls import call_name

@@ -20,7 +20,8 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_server import jax_disk_cache
 from jaxd_server.adopted_results import without_tokens
 from jaxd_server.compiler import Compiler, LoweredFunction
-from jaxd_server.functions import Function, Functions
+from jaxd_server.function import Function
+from jaxd_server.functions import Functions
 from jaxd_server.inventory import arguments_text
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.jax_private import is_key_array, key_data

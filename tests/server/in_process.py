@@ -33,7 +33,8 @@ from jaxd_server.call import Call
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
-from jaxd_server.functions import Described, Function, Functions
+from jaxd_server.function import Described, Function
+from jaxd_server.functions import Functions
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.making import Maker
 from jaxd_server.options import ServerOptions

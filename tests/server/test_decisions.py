@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.meanings import Meaning
 from jaxd_server import decisions as module
 from jaxd_server.decisions import Decisions, describe
-from jaxd_server.functions import Described, Function
+from jaxd_server.function import Described, Function
 from jaxd_server.progress import SILENT
 from tests.server.builds import (
     PARAMETERS,

@@ -12,7 +12,7 @@ from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ArgumentError
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.jax_private import live_executables
 from jaxd_server.marshal import leaves_of, read_leaves
 from jaxd_server.reclaimer import Reclaimer

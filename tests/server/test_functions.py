@@ -8,7 +8,8 @@ import pytest
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.transformations import transformation
-from jaxd_server.functions import Described, Function, FunctionReplaced, Functions
+from jaxd_server.function import Described, Function
+from jaxd_server.functions import FunctionReplaced, Functions
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 

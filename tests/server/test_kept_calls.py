@@ -8,7 +8,7 @@ import numpy as np
 from jaxd_protocol.calls import Options
 from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.trees.literals import load_literal
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.kept_calls import KeptCall, call_name
 from jaxd_server.result_forms import ResultForm
 from tests.server.in_process import function_of

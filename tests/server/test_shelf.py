@@ -15,7 +15,7 @@ import pytest
 from jaxd_protocol.calls import OK, Options
 from jaxd_protocol.packages import changed_since_first_seen
 from jaxd_server import jax_programs
-from jaxd_server.functions import Function
+from jaxd_server.function import Function
 from jaxd_server.kept_calls import KeptCall
 from jaxd_server.shelf import Shelf
 from tests.fake_packages import FakeSite
