@@ -6,7 +6,6 @@ answer it: neither the function nor a class of its arguments or results is neede
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -17,10 +16,9 @@ from typing import Any
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.meanings import Meaning
-from jaxd_protocol.packages import Package, package_of
 from jaxd_protocol.statics import Statics
-from jaxd_protocol.trees import dump_literal
 from jaxd_server import jax_programs
+from jaxd_server.environments import Environments
 from jaxd_server.executable import Executable
 from jaxd_server.function import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
@@ -46,9 +44,8 @@ class Shelf:
 
     def __init__(self, store: Store, packages: ImportedPackages) -> None:
         self.store = store
-        self._packages = packages
         self._keeper = ThreadPoolExecutor(1, "jaxd-keep")
-        self._current: dict[bytes, tuple[tuple[str, Package], ...]] = {}
+        self._environments = Environments(store, packages, self._spoilt)
         self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
         self._troubles = Troubles()
 
@@ -198,18 +195,7 @@ class Shelf:
 
     def is_current(self, kept: KeptCall) -> bool:
         """Whether the packages that were loaded when it was made are the same now."""
-        rows = self._current.get(kept.environment)
-        if rows is None:
-            record = self.store.read("environments", kept.environment)
-            if record is None:
-                return False
-            try:
-                rows = tuple((root, Package(*package)) for root, *package in record.content)
-            except (TypeError, ValueError):
-                self._spoilt("environments", kept.environment)
-                return False
-            self._current[kept.environment] = rows
-        return all(package_of(root) == package for root, package in rows)
+        return self._environments.is_current(kept.environment)
 
     def keep(
         self,
@@ -233,7 +219,7 @@ class Shelf:
             executable.costs.trace_s,
             executable.costs.compile_s,
             time.time(),
-            self._keep_environment(),
+            self._environments.keep(),
             executable.principal,
             executable.said,
         )
@@ -257,14 +243,6 @@ class Shelf:
             log_event("program_not_kept", level=logging.ERROR, function=kept.name)
             return
         self.store.write("calls", name, kept.to_content())
-
-    def _keep_environment(self) -> bytes:
-        self._packages.note()
-        rows = tuple((root, *package) for root, package in self._packages.imported())
-        name = hashlib.blake2b(dump_literal(rows), digest_size=16).digest()
-        if not self.store.has("environments", name):
-            self.store.write("environments", name, rows)
-        return name
 
     def calls(self) -> dict[bytes, KeptCall]:
         """All that is kept, by name; reads every file, and holds nothing afterwards."""

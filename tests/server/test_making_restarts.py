@@ -83,7 +83,8 @@ def test_what_was_made_with_other_packages_is_not_loaded(
     assert counts(kitchen) == LOADED
     site.install("kept_with", "2", {"kept_with.py": "22"})
     assert kitchen.shelf is not None
-    kitchen.shelf._packages.changes()  # as the worker before has seen, which was replaced for it
+    # as the worker before has seen, which was replaced for it
+    kitchen.shelf._environments._packages.changes()
     kitchen = open_kitchen()
     source = Source(double)
     kitchen.value(source, X)

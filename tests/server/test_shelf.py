@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.calls import OK, Options
-from jaxd_protocol.packages import changed_since_first_seen
 from jaxd_server import jax_programs
 from jaxd_server.function import Function
 from jaxd_server.kept_calls import KeptCall
 from jaxd_server.shelf import Shelf
-from tests.fake_packages import FakeSite
 from tests.server.in_process import Kitchen, Source, shelf_in
 from tests.server.test_kept_calls import CALL
 
@@ -322,60 +319,3 @@ def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_kitchen: O
     shelf._keep_program(executable.program, 1)
     assert shelf.has(name)
     assert shelf.program(kept.program).id == kept.program
-
-
-# packages -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
-    """A folder of installed packages."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    return site
-
-
-def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
-    open_kitchen: Open, site: FakeSite
-) -> None:
-    """Others may come and go."""
-    site.install("shelf_used", "1", {"shelf_used.py": "1"})
-    importlib.import_module("shelf_used")
-    source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    name, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    site.install("shelf_other", "1", {"shelf_other.py": "1"})
-    assert shelf.is_current(kept)
-    site.install("shelf_used", "2", {"shelf_used.py": "22"})
-    changed_since_first_seen()
-    assert not shelf.is_current(kept)
-    assert shelf.find(function_in(kitchen, source), name) is None
-    assert not shelf.has(name)
-    assert name in shelf.calls()
-
-
-def test_calls_of_one_environment_share_its_record(open_kitchen: Open) -> None:
-    """It is written once."""
-    kitchen = open_kitchen()
-    for size in (1, 2, 3):
-        kitchen.value(Source(step), X[:size])
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.flush()
-    assert len({kept.environment for kept in shelf.calls().values()}) == 1
-    assert len(shelf.store.names("environments")) == 1
-
-
-def test_without_the_record_of_its_environment_a_call_is_not_trusted(open_kitchen: Open) -> None:
-    """Nobody knows whether it is still right."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X)
-    name, kept = kept_one(kitchen)
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.store.remove("environments", kept.environment)
-    assert not shelf.has(name)
