@@ -18,9 +18,10 @@ from typing import Any
 import jax
 
 from jaxd_protocol.trees import Layout
+from jaxd_server.appraisal import Appraisal, are_within
 from jaxd_server.builds import Builds
 from jaxd_server.donation import donated_leaves
-from jaxd_server.eviction import Entry, Limits, victims
+from jaxd_server.eviction import Limits, victims
 from jaxd_server.executable import Executable
 from jaxd_server.function import Function
 from jaxd_server.jax_placement import are_several, places_of
@@ -28,19 +29,12 @@ from jaxd_server.kin import Kin
 from jaxd_server.marshal import Arguments, call_order, dynamic, leaves_of, parse_arguments
 from jaxd_server.memory import resident_bytes
 from jaxd_server.plan import SOMEWHERE, Plan, Seat
-from jaxd_server.programs import Program
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.signature import signature_of
 
 __all__ = ["Executables"]
 
 _PLANS_PER_EXECUTABLE = 8
-
-_LEAST_BYTES = 256 << 10
-"""What a program takes at least: less than this is not to be seen in the size of a process."""
-
-_LOADING = 0.3
-"""Seconds that loading takes for each second of tracing and compiling, for a large program."""
 
 _NO_LIMIT = Limits(sys.maxsize)
 
@@ -71,9 +65,7 @@ class Executables:
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
         self._limits = replace(limits, count=limit)
-        self._is_kept = is_kept
-        self._resident = resident
-        self._resident_before = resident()
+        self._appraisal = Appraisal(is_kept, resident)
         self._plans: dict[tuple[bytes, bytes, int], Plan] = {}
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
@@ -227,9 +219,9 @@ class Executables:
     def _drop_victims(self, limits: Limits) -> int:
         with self._lock:
             items = list(self._executables.items())
-        if _are_within(limits, [one for _, one in items]):
+        if are_within(limits, [one for _, one in items]):
             return 0
-        chosen = victims(self._entries(items), limits, time.monotonic())
+        chosen = victims(self._appraisal.entries(items, self._is_in_use), limits, time.monotonic())
         names = {one.name for one in chosen}
         with self._lock:
             gone = self._drop(
@@ -238,36 +230,6 @@ class Executables:
                 if name in names and self._executables.get(name) is one and not self._is_in_use(one)
             )
         return len(gone)
-
-    def _entries(self, items: list[tuple[tuple[bytes, Hashable], Executable]]) -> list[Entry]:
-        """What the choice of victims depends on."""
-        sizes = {one.program: _host_bytes(one.program) for _, one in items}
-        # What a program takes is seen in the growth of the process while it was compiled, of which
-        # others, at work meanwhile, have a part. Together they cannot have taken more than it grew.
-        grown = max(0, self._resident() - self._resident_before)
-        scale = min(1.0, grown / max(1, sum(sizes.values()))) if self._resident_before else 1.0
-        return [
-            Entry(
-                name,
-                one.principal,
-                one.program,
-                int(sizes[one.program] * scale),
-                one.program.device_bytes,
-                one.last_use,
-                self._rebuild_s(one),
-                not self._is_in_use(one),
-            )
-            for name, one in items
-        ]
-
-    def _rebuild_s(self, executable: Executable) -> float:
-        """What it would take to have it again."""
-        costs = executable.costs
-        if executable.structure is None:  # it came from disk
-            return costs.paid_s
-        if costs.build_s > 1 and self._is_kept(executable):
-            return executable.program.load_s or costs.build_s * _LOADING
-        return costs.build_s
 
     def _is_in_use(self, executable: Executable) -> bool:
         return executable.in_use or executable.serial in self._makers
@@ -289,17 +251,3 @@ def _fits(found: Executable, function: Function, device: int) -> bool:
 
 def _name(key: bytes, signature: Hashable, device: int) -> tuple[bytes, Hashable]:
     return key, (device, signature) if device else signature
-
-
-def _host_bytes(program: Program) -> int:
-    return max(_LEAST_BYTES, program.host_bytes)
-
-
-def _are_within(limits: Limits, executables: list[Executable]) -> bool:
-    """Whether nothing has to go, as nearly always; a quick look after each build."""
-    programs = {one.program for one in executables}
-    return (
-        len(executables) <= limits.count
-        and sum(map(_host_bytes, programs)) <= limits.host_bytes
-        and sum(one.device_bytes for one in programs) <= limits.device_bytes
-    )
