@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arguments import ArgumentEncoder
+from jaxd.caller import MAX_WORKERS
 from jaxd.jax_side import current_config
 from jaxd.remote_array import RemoteArray
 from jaxd.remote_values import RemoteValues
@@ -14,7 +15,7 @@ from jaxd.results import ResultReader
 from jaxd.user_trees import leaves_of, map_leaves
 from jaxd_protocol.calls import normal_config
 from jaxd_protocol.elsewhere import first_id, new_number, pack_ids
-from jaxd_protocol.errors import ArgumentError, ValuesLost
+from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
 from jaxd_protocol.trees import TreeEncoder
 
 if TYPE_CHECKING:
@@ -35,14 +36,24 @@ def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
 
     What is asked needs nothing of the old one, or says by itself that this is gone.
     """
-    values = caller.values()
-    try:
-        return ask(values)
-    except ValuesLost:
-        following = caller.values()
-        if following is values:
-            raise
-        return ask(following)
+    for _ in range(MAX_WORKERS - 1):
+        values = caller.values()
+        try:
+            return ask(values)
+        except WorkerReplaced:
+            _go_on(caller, values)
+        except ValuesLost:
+            if caller.values() is values:
+                raise
+    return ask(caller.values())
+
+
+def _go_on(caller: Caller, values: RemoteValues) -> None:
+    """Goes on with the next worker; that of these values takes nothing new."""
+    connection = caller.connection()
+    if connection.remote is values:  # nobody else has gone on yet
+        caller.leave(connection)
+        caller.connection()
 
 
 def _put(values: RemoteValues, tree: Any, name: str | None, ttl_s: float | None) -> Any:

@@ -104,11 +104,22 @@ class Admission:
         if self._draining:
             self._refuse()
 
-    def enter_always(self, what: str) -> Running:
-        """As `enter`, of what is no call: it is not refused, and waits only during a `pause`."""
+    def enter_beside(self, what: str, *, leaves_values: bool = False) -> Running:
+        """As `enter`, of what is no call: it waits only during a `pause`.
+
+        Args:
+            what: for the status page.
+            leaves_values: whether clients go on to use what it leaves here. It is refused as calls
+                are then; what reads or ends something here is answered until the end.
+
+        Raises:
+            ServerDraining, WorkerReplaced: as `enter`.
+        """
         running = Running(what)
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._draining)
+            if leaves_values and self._draining:
+                self._refuse()
             self._running.add(running)
         return running
 

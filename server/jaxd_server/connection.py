@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from jaxd_protocol.errors import (
-    JaxdError,
-    ProtocolError,
-)
+from jaxd_protocol.calls import FAILED
+from jaxd_protocol.errors import JaxdError, ProtocolError, ServerDraining
+from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
 from jaxd_server.asking import Asking
@@ -147,7 +146,10 @@ class ServerConnection(BulkConnection):
     ) -> Reply:
         """Counts as a call: a worker does not give way to the next one while arrays arrive."""
         admission = self._workshop.pipeline.admission
-        running = admission.enter_always(f"({verb})")
+        try:
+            running = admission.enter_beside(f"({verb})", leaves_values=verb == "put")
+        except ServerDraining as error:
+            return (FAILED, describe_failure(error)), ()
         try:
             return self._values.answer(verb, args, buffers)
         finally:

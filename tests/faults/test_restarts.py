@@ -94,11 +94,13 @@ def test_a_long_call_is_finished_beside_the_next_worker(
             refused = control(server, "restart")["refused"]
             assert "stopping has been running for" in refused
             assert control(server, "restart", force=True)["epoch"] == 2
+            array: Any = other.put(np.ones(3))
             assert float(other.persistent_call(lambda x: x * 2)(4.0)) == 8.0
             assert other.statistics().epoch == 2
             assert not long.done()
         assert float(long.result(30)) == 2.0
-    server.wait_for("worker_exited", 1, epoch=1, exit_code=0)
+        server.wait_for("worker_exited", 1, epoch=1, exit_code=0)
+        assert np.asarray(array).tolist() == [1.0] * 3
 
 
 def test_arrays_of_clients_keep_a_worker(start_live: StartLive) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_pause_ends_when_no_call_runs() -> None:
     paused = start(lambda: admission.pause(PATIENCE_S))
     until(lambda: waiting(admission._changed))
     late = start(lambda: admission.leave(admission.enter("late", None)))
-    always = start(lambda: admission.leave(admission.enter_always("(put)")))
+    always = start(lambda: admission.leave(admission.enter_beside("(put)")))
     until(lambda: waiting(admission._changed) == 3)
     admission.leave(running)
     join([paused])
@@ -137,5 +138,17 @@ def test_calls_for_a_worker_that_is_there_already_do_not_wait() -> None:
     admission.replace(is_followed=True)
     with pytest.raises(WorkerReplaced):
         admission.enter("other", None)
-    admission.leave(admission.enter_always("(fetch)"))
+    admission.leave(admission.enter_beside("(fetch)"))
     admission.leave(running)
+
+
+@pytest.mark.parametrize("end", [Admission.drain, Admission.replace])
+def test_what_leaves_values_is_refused_as_calls_are(end: Callable[[Admission], None]) -> None:
+    """They would be gone with the worker; what reads and ends values is answered until then."""
+    admission = Admission()
+    end(admission)
+    refused = WorkerReplaced if end is Admission.replace else ServerDraining
+    with pytest.raises(refused, match="Repeat the call"):
+        admission.enter_beside("(put)", leaves_values=True)
+    assert admission.running() == []
+    admission.leave(admission.enter_beside("(fetch)"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded
+from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
 from jaxd_server import executable
 from tests.server.in_process import Peer, Shop, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
@@ -319,3 +320,27 @@ def _ask(peer: Peer, *args: Any) -> int:
     message = (call.key, call.skeleton, call.blob, None, 1, b"", b"", b"")
     peer.send_request(seq, "call", message, call.buffers)
     return seq
+
+
+def test_arrays_are_put_on_the_worker_that_stays(open_shop: OpenShop) -> None:
+    """One that gives way by force answers a long call, and is asked for what lies on it."""
+    going, next_one = open_shop(), open_shop()
+    client = going.client()
+    old = client.put(np.arange(3.0))
+    going.parts.pipeline.admission.replace(is_followed=True)
+    np.testing.assert_array_equal(np.asarray(old), np.arange(3.0))
+    os.rename(next_one.unix.removeprefix("unix://"), going.unix.removeprefix("unix://"))
+    new = client.put({"x": np.ones(2)}, name="new")
+    assert len(going.parts._values) == 1
+    assert len(next_one.parts._values) == 1
+    np.testing.assert_array_equal(np.asarray(new["x"]), np.ones(2))
+    assert client.forget("new")
+
+
+def test_nothing_is_put_on_a_server_that_stops(shop: Shop) -> None:
+    """It is refused as a call is, with an error that says what to do."""
+    client = shop.client()
+    client.put(1.0)
+    shop.parts.pipeline.admission.drain()
+    with pytest.raises(ServerDraining, match="Repeat the call"):
+        client.put(2.0)
