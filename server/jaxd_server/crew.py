@@ -235,10 +235,18 @@ class Crew:
         resting = [one for one in self._places.values() if one.is_free and one.asked_at < since]
         resting.sort(key=lambda place: place.asked_at)
         for place in resting[: max(0, len(resting) - _MOST_RESTING)]:
-            del self._places[place.tenant.principal]
-            self._leaving.add(place)
-            place.give_up_path()  # at once; the socket is closed by its task
+            self._vacate(place)
             place.post.stop()
+
+    def _vacate(self, place: _Place) -> None:
+        """Has a principal without a place, who can have another one at once.
+
+        The path is free then; the socket is closed by the place's task, which may watch it until
+        it is over. Closed before, its number would be another file's, and that never be watched.
+        """
+        del self._places[place.tenant.principal]
+        self._leaving.add(place)
+        place.give_up_path()
 
     def _path_of(self, principal: str) -> str:
         """The socket at which a principal's clients are handed over."""
@@ -273,9 +281,7 @@ class Crew:
         """Ends the worker of an account that was taken away, or has another token now."""
         principal = place.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
-        del self._places[principal]
-        self._leaving.add(place)
-        place.close()
-        place.post.stop(now=True)
+        self._vacate(place)
+        place.post.stop(now=True)  # and who waits there is sent away
         assert self._clearing is not None
         self._clearing.forget(principal)

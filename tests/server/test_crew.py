@@ -30,6 +30,7 @@ from jaxd_protocol.errors import (
     ServerStartFailed,
 )
 from jaxd_protocol.handshake import greet_server
+from jaxd_server import supervisor
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew import Crew
 from jaxd_server.listeners import Listener
@@ -490,6 +491,39 @@ def test_who_has_not_come_for_long_has_no_place_but_gets_one(
         assert list(crew._places) == ["account:c", "account:a"]
         await closed(crew)
         assert list((runtime / "workers").iterdir()) == []
+
+    asyncio.run(play())
+
+
+def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
+    crew: Crew, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host watches the socket of a worker that rests, and the next file has the next number."""
+    watched = asyncio.Event()
+
+    async def rest(post: Post, listeners: Sequence[Listener], control: str = "") -> int:
+        watched.set()
+        await supervisor._somebody_knocks(listeners, post._supervisor.stopping)
+        return 0
+
+    monkeypatch.setattr(Post, "run", rest)
+
+    async def play() -> None:
+        crew._place_for("account:a", "a")
+        task = crew._places["account:a"].task
+        assert task is not None
+        await watched.wait()
+        crew._hear(cast("Any", None), {"event": "accounts", "valid": {}})
+        assert crew._places == {}
+        assert list((runtime / "workers").iterdir()) == []
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        ours, theirs = socket.socketpair()  # one of which would have the number of the listener
+        with ours, theirs:
+            loop.add_reader(ours, heard.set)
+            theirs.send(b"!")
+            await asyncio.wait_for(heard.wait(), PATIENCE_S)
+            loop.remove_reader(ours)
+        assert await task == 0
 
     asyncio.run(play())
 
