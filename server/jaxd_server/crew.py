@@ -24,6 +24,8 @@ from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
 from jaxd_server.place import Place
 from jaxd_server.post import Post
+from jaxd_server.quarantine import Quarantine
+from jaxd_server.quarantine_file import Part, QuarantineFile
 from jaxd_server.tenants import Tenants
 from jaxd_server.worker_process import WorkerProcess
 
@@ -54,6 +56,7 @@ class Crew:
         options: what the server was told.
         worker_command: what is started as worker; it gets one JSON argument.
         door_command: the same for the door.
+        kept: whose functions are called no more.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Crew:
         options: ServerOptions,
         worker_command: Sequence[str],
         door_command: Sequence[str] = DOOR_COMMAND,
+        kept: QuarantineFile | None = None,
     ) -> None:
+        self._kept = kept or QuarantineFile(None, "")
         self._options = options
         self._worker_command = worker_command
         door_options = replace(
@@ -135,24 +140,26 @@ class Crew:
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, each with whose worker does not."""
-        return [
-            {**row, "name": printable(row["name"]), "principal": principal}
-            for principal, place in self._places.items()
-            for row in place.post.quarantined()
-        ]
+        here = [(who, place.post.quarantined()) for who, place in self._places.items()]
+        return _rows([*here, *((one.principal, Quarantine(one).rows()) for one in self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has some of them called again, by name or fingerprint, for everybody; their rows."""
-        return [
-            {**row, "name": printable(row["name"]), "principal": principal}
-            for principal, place in self._places.items()
-            for row in place.post.release(what)
-        ]
+        here = [(who, place.post.release(what)) for who, place in self._places.items()]
+        away = [(one.principal, Quarantine(one).release(what)) for one in self._away()]
+        return _rows([*here, *away])
+
+    def _away(self) -> list[Part]:
+        """What is kept for those who have no place now."""
+        return [one for one in self._kept.parts() if one.principal not in self._places]
 
     def describe(self) -> dict[str, Any]:
         """What there is to be said of all workers, for the host's part of a status."""
         rows = [place.post.describe() for place in self._places.values()]
-        sums = {name: sum(row[name] for row in rows) for name in ("restarts", "quarantined")}
+        sums = {
+            "restarts": sum(row["restarts"] for row in rows),
+            "quarantined": len(self.quarantined()),
+        }
         door = self._door.describe()
         return {**door, "worker_pid": None, "door_pid": door["worker_pid"], **sums}
 
@@ -183,6 +190,9 @@ class Crew:
                 for place in list(self._places.values()):
                     if place.token not in (None, valid.get(place.tenant.principal)):
                         self._dismiss(place)
+                for one in self._away():
+                    if one.principal not in valid and not one.principal.startswith("uid:"):
+                        self._kept.forget(one.principal)  # its token was taken away meanwhile
                 assert self._clearing is not None
                 self._clearing.begin_all_but(valid, self._places)
 
@@ -223,8 +233,10 @@ class Crew:
         assert self._tenants is not None
         self._give_up_resting()
         tenant = self._tenants.of(principal, token)
-        path = self._path_of(principal)
-        place = Place.opened(tenant, token, path, self._options, self._worker_command)
+        part = Part(self._kept, principal, os.path.basename(tenant.folder))
+        options, quarantine = tenant.options(self._options), Quarantine(part)
+        post = Post(options, self._worker_command, tenant, quarantine=quarantine)
+        place = Place.opened(tenant, token, self._path_of(principal), post)
         self._places[principal] = place
         place.task = asyncio.create_task(self._keep(place))
         return place
@@ -285,3 +297,12 @@ class Crew:
         place.post.stop(now=True)  # and who waits there is sent away
         assert self._clearing is not None
         self._clearing.forget(principal)
+        self._kept.forget(principal)
+
+
+def _rows(found: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    return [
+        {**row, "name": printable(row["name"]), "principal": principal}
+        for principal, rows in found
+        for row in rows
+    ]

@@ -20,7 +20,11 @@ from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.post import Post
+from jaxd_server.quarantine import Quarantine
+from jaxd_server.quarantine_file import Part, QuarantineFile
 from jaxd_server.reaper import reap_orphans
+from jaxd_server.store.directory import cache_root
+from jaxd_server.tenants import root_of_all
 from jaxd_server.trust import check_trust
 
 __all__ = ["WORKER_COMMAND", "Host"]
@@ -46,10 +50,13 @@ class Host:
         self, options: ServerOptions, worker_command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self._options = options
+        apart = options.worker_per_principal
+        root = root_of_all(options) if apart else cache_root(options.cache_dir)
+        self._kept = QuarantineFile(root, str(options.listen[0]))
         self._staff: Post | Crew = (
-            Crew(options, worker_command)
-            if options.worker_per_principal
-            else Post(options, worker_command)
+            Crew(options, worker_command, kept=self._kept)
+            if apart
+            else Post(options, worker_command, quarantine=Quarantine(Part(self._kept)))
         )
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
@@ -123,6 +130,7 @@ class Host:
                     print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
                 async with answering(door.socket, self):
                     code = await self._serve(listeners)
+        self._kept.close()
         log_event("stopped", exit_code=code)
         return code
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import select
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from jaxd_protocol.addresses import Address
 from jaxd_server.listeners import Listener, listening_on
 from jaxd_server.logs import log_event
-from jaxd_server.options import ServerOptions
 from jaxd_server.post import Post
 from jaxd_server.tenant import Tenant
 
@@ -44,29 +42,20 @@ class Place:
     asked_at: float = 0.0
 
     @classmethod
-    def opened(
-        cls,
-        tenant: Tenant,
-        token: str | None,
-        path: str,
-        options: ServerOptions,
-        worker_command: Sequence[str],
-    ) -> Place:
+    def opened(cls, tenant: Tenant, token: str | None, path: str, post: Post) -> Place:
         """One that clients can be handed over at; its post has still to be run.
 
         Args:
             tenant: whose it is.
             token: see `Place`.
             path: of the socket that the door finds it by.
-            options: what the server was told.
-            worker_command: what is started as worker.
+            post: what will keep the worker.
 
         Raises:
             CannotListen: when there can be no socket at that path.
         """
         with ExitStack() as stack:
             (listener,) = stack.enter_context(listening_on([Address.unix(path)]))
-            post = Post(tenant.options(options), worker_command, tenant)
             return cls(tenant, token, post, listener, stack.pop_all())
 
     @property

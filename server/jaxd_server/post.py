@@ -10,6 +10,7 @@ from jaxd_server.belief import is_number
 from jaxd_server.heartbeat import Heartbeat, calls_of, process_state
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
+from jaxd_server.quarantine import Quarantine
 from jaxd_server.supervisor import Supervisor
 from jaxd_server.tenant import Tenant
 from jaxd_server.worker_line import PATIENCE_S
@@ -27,6 +28,7 @@ class Post:
         tenant: whose worker it is, where not all share it.
         hear: told of what the worker says that is not for its supervisor.
         what: the log calls the worker.
+        quarantine: what its workers died of before.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class Post:
         tenant: Tenant | None = None,
         hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
         what: str = "worker",
+        quarantine: Quarantine | None = None,
     ) -> None:
-        self._supervisor = Supervisor(options, worker_command, tenant, hear, what)
+        self._supervisor = Supervisor(options, worker_command, tenant, hear, what, quarantine)
         self._heartbeat = Heartbeat(self._supervisor, options)
 
     async def run(self, listeners: Sequence[Listener], control: str = "") -> int:

@@ -1,20 +1,22 @@
 """Functions that end workers: how often, and which of them are called no more.
 
-The host keeps this, because a worker that ended remembers nothing.
+The host keeps this, because a worker that ended remembers nothing. Which of them are called no more
+it also finds again after a restart of its own, see `quarantine_file`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_server.black_box import Entry
 from jaxd_server.logs import log_event
+from jaxd_server.quarantine_file import Sentence
 
-__all__ = ["MOST_STRIKES", "Quarantine"]
+__all__ = ["MOST_STRIKES", "Kept", "Quarantine"]
 
 MOST_STRIKES: Final = 2
 """A function that has ended so many workers while nothing else ran is called no more."""
@@ -53,16 +55,46 @@ class _Record:
         return len(self.deaths) >= MOST_STRIKES
 
 
+class Kept(Protocol):
+    """What is remembered over a restart of the host."""
+
+    def load(self) -> Sequence[Sentence]:
+        """The functions that were in quarantine before."""
+
+    def save(self, sentences: Sequence[Sentence]) -> None:
+        """Replaces them by those that are now."""
+
+
 class Quarantine:
     """Counts what workers died of; for the thread of the host's event loop.
 
     Args:
+        kept: where is kept what is called no more; None: nowhere.
         clock: seconds that only grow.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kept: Kept | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
+        self._kept = kept
         self._records: dict[bytes, _Record] = {}
+        for one in () if kept is None else kept.load():
+            ago_s = max(0.0, time.time() - one.at)
+            deaths = [clock() - ago_s] * one.deaths
+            self._records[one.ids[0]] = _Record(one.name, one.ids, deaths, one.how)
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        now, here = time.time(), self._clock()
+        self._kept.save(
+            [
+                Sentence(one.name, one.ids, len(one.deaths), one.how, now - (here - one.deaths[-1]))
+                for one in self._records.values()
+                if one.is_quarantined
+            ]
+        )
 
     def died(self, entries: Iterable[Entry], epoch: int, how: str) -> None:
         """Takes in what a worker was doing when it died.
@@ -73,16 +105,18 @@ class Quarantine:
             how: it ended, such as `SIGSEGV`.
         """
         self._forget_old()
-        for entry in entries:
-            if entry.is_repeated or entry.is_alone:
-                self._note(entry, epoch, how)
+        guilty = [entry for entry in entries if entry.is_repeated or entry.is_alone]
+        found = [self._note(entry, epoch, how) for entry in guilty]
+        if any(found):
+            self._keep()
 
-    def _note(self, entry: Entry, epoch: int, how: str) -> None:
+    def _note(self, entry: Entry, epoch: int, how: str) -> bool:
+        """Whether its function is called no more because of that."""
         record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
         record.epoch, record.how, record.noted = epoch, how, self._clock()
         record.ran_s = max(record.ran_s, entry.seconds)
         if not entry.is_alone:
-            return
+            return False
         record.deaths.append(self._clock())
         log_event(
             "function_quarantined" if record.is_quarantined else "function_suspected",
@@ -92,6 +126,7 @@ class Quarantine:
             workers_ended=len(record.deaths),
             how=how,
         )
+        return record.is_quarantined
 
     def _forget_old(self) -> None:
         since = self._clock() - _REMEMBERED_S
@@ -117,6 +152,8 @@ class Quarantine:
         for one in found:
             del self._records[one.ids[0]]
             log_event("function_released", function=one.name, fingerprint=one.ids[0].hex())
+        if found:
+            self._keep()
         return rows
 
     def rows(self) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ class Supervisor:
         tenant: whose workers they are, where not all share them.
         hear: told of what workers say that is not for their supervisor.
         what: the log calls them.
+        quarantine: what workers died of before.
 
     Attributes:
         worker: the present worker, or the last one while there is none; None before the first.
@@ -49,10 +50,11 @@ class Supervisor:
         tenant: Tenant | None = None,
         hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
         what: str = "worker",
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.worker: WorkerProcess | None = None
         self.stopping = asyncio.Event()
-        self.quarantine = Quarantine()
+        self.quarantine = quarantine or Quarantine()
         self._options = options
         self._worker_command = worker_command
         self._tenant = tenant

@@ -21,7 +21,7 @@ from jaxd_server.user_folders import folders_of, remove_folder
 from jaxd_server.user_numbers import UserNumbers, name_of_user
 from jaxd_server.user_processes import end_processes, living_processes
 
-__all__ = ["Tenants"]
+__all__ = ["Tenants", "root_of_all"]
 
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
@@ -47,8 +47,7 @@ class Tenants:
     def __init__(
         self, options: ServerOptions, *, is_root: bool | None = None, claims: bool = False
     ) -> None:
-        may = os.geteuid() == 0 if is_root is None else is_root
-        self._is_root = may and options.worker_uids != SAME_USER
+        self._is_root = _has_users(options, is_root)
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
         if claims and uids is not None and self._root is not None:
@@ -156,8 +155,7 @@ class Tenants:
     # on disk --------------------------------------------------------------------------------------
 
     def _made(self, options: ServerOptions) -> str | None:
-        given = options.cache_dir or os.environ.get("JAXD_CACHE_DIR")
-        root = cache_root(given or (_SYSTEM_CACHE if self._is_root else None))
+        root = root_of_all(options, is_root=self._is_root)
         if root is None:
             return None
         real = make_trusted(root)
@@ -176,6 +174,23 @@ class Tenants:
         if self._is_root:
             _prove_enterable(folder)
         return make_trusted(folder)
+
+
+def root_of_all(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
+    """The cache folder below which everybody's lies; None: nothing is kept.
+
+    Args:
+        options: what the server was told.
+        is_root: as of `Tenants`.
+    """
+    given = options.cache_dir or os.environ.get("JAXD_CACHE_DIR")
+    return cache_root(given or (_SYSTEM_CACHE if _has_users(options, is_root) else None))
+
+
+def _has_users(options: ServerOptions, is_root: bool | None) -> bool:
+    """Whether workers run as users of their own."""
+    may = os.geteuid() == 0 if is_root is None else is_root
+    return may and options.worker_uids != SAME_USER
 
 
 def _claim(root: str) -> None:

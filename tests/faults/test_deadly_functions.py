@@ -87,6 +87,32 @@ def test_a_function_that_ends_workers_is_quarantined(start_live: StartLive, runt
     assert [line["how"] for line in lines if line["event"] == "function_quarantined"] == ["SIGSEGV"]
 
 
+def test_a_function_in_quarantine_stays_there_over_a_restart(start_live: StartLive) -> None:
+    """Of the whole server: it ends no further worker, and is called again once it is released."""
+
+    def guilty(server: LiveServer) -> Any:
+        with connect(server.unix) as client:
+            return client.persistent_call(deadly("exit"))(1.0)
+
+    first = start_live("--trace-in", "worker")
+    with pytest.raises(errors.WorkerLost, match="and again"):
+        guilty(first)
+    with pytest.raises(errors.Quarantined):
+        guilty(first)
+    first.close()
+    second = start_live("--trace-in", "worker")
+    with pytest.raises(errors.Quarantined, match="2 times while nothing else ran"):
+        guilty(second)
+    assert NAME in command(second, "--quarantined").stdout
+    assert f"released {NAME}" in command(second, "--release", NAME).stdout
+    second.close()
+    third = start_live("--trace-in", "worker")
+    assert "no function is" in command(third, "--quarantined").stdout
+    with connect(third.unix) as client:
+        assert client.statistics().epoch == 1
+        assert float(client.persistent_call(deadly("corrected"))(1.0)) == 3.0
+
+
 def test_a_suspect_spends_nobody_elses_retry(start_live: StartLive) -> None:
     """Eight calls are under way when two deadly ones run: all eight have their answers."""
     server = start_live("--trace-in", "worker", "--builds", "2")

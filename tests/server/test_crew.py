@@ -37,10 +37,12 @@ from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
 from jaxd_server.place import Place
 from jaxd_server.post import Post
+from jaxd_server.quarantine import Quarantine
 from jaxd_server.tenant import Tenant
 from jaxd_server.tenants import Tenants
 from tests.server.host_process import HostProcess, ask
 from tests.server.staging import until
+from tests.server.test_quarantine import entry
 
 StartHost = Callable[..., HostProcess]
 
@@ -524,6 +526,41 @@ def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
             await asyncio.wait_for(heard.wait(), PATIENCE_S)
             loop.remove_reader(ours)
         assert await task == 0
+
+    asyncio.run(play())
+
+
+def test_quarantine_outlasts_a_place(crew: Crew) -> None:
+    """It is listed and released without one, is there in the next, and goes with its token."""
+
+    def condemned(name: str) -> Post:
+        crew._place_for(f"account:{name}", name)
+        post = crew._places[f"account:{name}"].post
+        for epoch in (2, 3):
+            post._supervisor.quarantine.died([entry()], epoch, "SIGSEGV")
+        return post
+
+    def whose() -> list[str]:
+        return [row["principal"] for row in crew.quarantined()]
+
+    async def play() -> None:
+        for post in map(condemned, "abc"):
+            post.stop()
+        await asyncio.gather(*(one.task for one in crew._places.values() if one.task))
+        assert crew._places == {}
+        assert whose() == ["account:a", "account:b", "account:c"]
+        assert crew.describe()["quarantined"] == 3
+        crew._hear(cast("Any", None), {"event": "accounts", "valid": {"account:a": "a"}})
+        assert whose() == ["account:a"]
+        assert len(Quarantine(crew._kept.parts()[0]).rows()) == 1
+        assert [row["principal"] for row in crew.release("deadly")] == ["account:a"]
+        assert whose() == []
+        condemned("a")
+        task = crew._places["account:a"].task
+        crew._dismiss(crew._places["account:a"])
+        assert whose() == []
+        assert task is not None
+        await task
 
     asyncio.run(play())
 

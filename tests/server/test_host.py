@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.addresses import Address
+from jaxd_server.quarantine_file import QuarantineFile, Sentence
 from tests.server.host_process import HostProcess, ask, greeting, read_line
+from tests.server.staging import until
 
 StartHost = Callable[..., HostProcess]
 
@@ -70,6 +72,34 @@ def test_its_log_is_named_when_it_has_one(start_host: StartHost, runtime: Path) 
     greeting(wait_for_socket(path, log))
     assert ask(f"{path}.control", ask="status")["host"]["log"] == str(log)
     assert host.process.returncode is None
+
+
+def test_what_is_in_quarantine_stays_there_over_a_restart(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """Until it is released, which lasts as well."""
+    address = f"unix://{runtime}/server.sock"
+    folder = f"{runtime}/cache/jaxd"
+    file = QuarantineFile(folder, address)
+    file.of()
+    file.keep("", "", [Sentence("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)])
+    file.close()
+
+    def opened() -> tuple[HostProcess, str]:
+        host = start_host("--listen", address)
+        return host, host.wait_for("listening")["control"]
+
+    for release in (False, True):
+        host, control = opened()
+        (row,) = ask(control, ask="quarantined")["quarantined"]
+        assert (row["name"], row["how"]) == ("deadly", "SIGSEGV")
+        assert ask(control, ask="status")["host"]["quarantined"] == 1
+        if release:
+            assert ask(control, ask="release", what="deadly")["released"][0]["name"] == "deadly"
+            until(lambda: QuarantineFile(folder, address).of() == [])
+        host.process.kill()
+        host.process.wait()
+    assert ask(opened()[1], ask="quarantined")["quarantined"] == []
 
 
 def wait_for_socket(path: Path, log: Path) -> str:

@@ -18,7 +18,8 @@ from jaxd_server.tenant import Tenant
 
 def opened(path: Path) -> Place:
     """Alice's, at a path."""
-    return Place.opened(Tenant("account:alice", "none"), "t", str(path), ServerOptions(), ())
+    tenant = Tenant("account:alice", "none")
+    return Place.opened(tenant, "t", str(path), Post(ServerOptions(), (), tenant))
 
 
 @pytest.fixture

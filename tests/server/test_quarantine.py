@@ -60,7 +60,7 @@ def test_a_call_that_was_repeated_is_not_repeated_for_ever() -> None:
 def test_two_deaths_alone_are_enough() -> None:
     """A typed error says whose fault it is, how often, and how to have it called again."""
     clock = Clock()
-    quarantine = Quarantine(clock)
+    quarantine = Quarantine(clock=clock)
     quarantine.died([entry()], 2, "SIGSEGV")
     clock.now += 60
     quarantine.died([entry(repeated=False)], 3, "exit code 7")
@@ -80,7 +80,7 @@ def test_what_outlasts_its_time_alone_is_given_more() -> None:
     Nobody else than calls that were lost waits longer for that, and nobody for ever.
     """
     clock = Clock()
-    quarantine = Quarantine(clock)
+    quarantine = Quarantine(clock=clock)
     quarantine.died([entry(alone=False, ran_s=30.0)], 2, "SIGSEGV")
     known = Suspects(quarantine.for_worker(), 3)
     assert 50.0 <= known.alone_s(KEY) < 60.0
@@ -96,7 +96,7 @@ def test_what_outlasts_its_time_alone_is_given_more() -> None:
 def test_what_takes_very_long_to_kill_does_not_hold_up_others_as_long() -> None:
     """And what it took is forgotten after an hour."""
     clock = Clock()
-    quarantine = Quarantine(clock)
+    quarantine = Quarantine(clock=clock)
     quarantine.died([entry(alone=False, ran_s=5000.0)], 2, "SIGSEGV")
     assert Suspects(quarantine.for_worker(), 3).alone_s(KEY) == MOST_ALONE_S
     clock.now += 3601
@@ -107,7 +107,7 @@ def test_what_takes_very_long_to_kill_does_not_hold_up_others_as_long() -> None:
 def test_a_death_is_forgotten_after_an_hour() -> None:
     """Two in a year are not a habit."""
     clock = Clock()
-    quarantine = Quarantine(clock)
+    quarantine = Quarantine(clock=clock)
     quarantine.died([entry()], 2, "SIGKILL")
     clock.now += 3601
     quarantine.died([entry()], 3, "SIGKILL")

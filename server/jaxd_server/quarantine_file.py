@@ -1,0 +1,268 @@
+"""The functions in quarantine, kept over a restart of the host: one small file for each server.
+
+It lies in the cache folder. What is in it is believed only where nobody else can have written it,
+and a file that is missing, damaged or of other versions is one with nothing in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import socket
+import stat
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.logs import log_event
+from jaxd_server.store.directory import make_trusted
+
+__all__ = ["Part", "QuarantineFile", "Sentence"]
+
+_FOLDER: Final = "quarantine"
+_FORMAT: Final = 1
+_MOST_BYTES: Final = 4 << 20
+_MOST_OF_ONE: Final = 100
+_MOST: Final = 1000
+_LONGEST: Final = 200
+_LAST_WORDS_S: Final = 2.0
+_ID_BYTES: Final = 16
+_NOT_BELIEVED: Final = (
+    *(OSError, ValueError, TypeError, KeyError),
+    *(OverflowError, RecursionError),
+)
+
+
+class Sentence(NamedTuple):
+    """A function in quarantine.
+
+    Attributes:
+        name: what people call it.
+        ids: fingerprint and key, or the key alone.
+        deaths: how many workers it has ended.
+        how: the last of these ended.
+        at: when that was, in seconds of `time.time()`.
+    """
+
+    name: str
+    ids: tuple[bytes, ...]
+    deaths: int
+    how: str
+    at: float
+
+
+class Part(NamedTuple):
+    """What a file holds for one worker's quarantine.
+
+    Attributes:
+        file: the file.
+        principal: whose worker it is; empty where all share one.
+        home: tells that holder of the name from earlier ones.
+    """
+
+    file: QuarantineFile
+    principal: str = ""
+    home: str = ""
+
+    def load(self) -> Sequence[Sentence]:
+        """What is in it."""
+        return self.file.of(self.principal, self.home)
+
+    def save(self, sentences: Sequence[Sentence]) -> None:
+        """Has it written; nobody waits for the disk."""
+        self.file.keep(self.principal, self.home, sentences)
+
+
+class QuarantineFile:
+    """The file of one server. For one thread; another one of its own writes.
+
+    Args:
+        root: the cache folder; None: all is kept in memory only.
+        server: what tells this server from others of the folder, such as where it listens.
+    """
+
+    def __init__(self, root: str | None, server: str) -> None:
+        self._root = root
+        name = f"{socket.gethostname()} {server}".encode()
+        self._name = hashlib.blake2b(name, digest_size=8).hexdigest() + ".json"
+        self._versions = _versions()
+        self._lock = threading.Lock()  # guards these two
+        self._unwritten: str | None = None
+        self._writer: threading.Thread | None = None
+        self._found = self._read()
+
+    def of(self, principal: str = "", home: str = "") -> list[Sentence]:
+        """What is kept of the quarantine of a worker that is about to start."""
+        whose, sentences = self._found.get(principal, (home, []))
+        self._found[principal] = home, sentences if whose == home else []
+        return list(self._found[principal][1])
+
+    def parts(self) -> list[Part]:
+        """Those in which there is anything."""
+        return [
+            Part(self, principal, home) for principal, (home, found) in self._found.items() if found
+        ]
+
+    def keep(self, principal: str, home: str, sentences: Sequence[Sentence]) -> None:
+        """Replaces it, also on disk, soon; nothing of one who is no longer the holder of a name."""
+        if self._found.get(principal, (None,))[0] != home:
+            return
+        newest = sorted(sentences, key=lambda one: one.at)[-_MOST_OF_ONE:]
+        self._found[principal] = home, newest
+        self._begin_to_write()
+
+    def forget(self, principal: str) -> None:
+        """Nobody is to be asked any more for what a principal's functions did."""
+        if self._found.pop(principal, None) is not None:
+            self._begin_to_write()
+
+    def close(self) -> None:
+        """Returns when all is written, or after two seconds."""
+        writer = self._writer
+        if writer is not None:
+            writer.join(_LAST_WORDS_S)
+
+    # on disk --------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, tuple[str, list[Sentence]]]:
+        if self._root is None:
+            return {}
+        try:
+            data = _trusted_bytes(f"{make_trusted(self._root)}/{_FOLDER}/{self._name}")
+            return _parsed(json.loads(data), self._versions)
+        except FileNotFoundError:
+            return {}
+        except ConfigurationError:  # the worker says so, which keeps nothing there either
+            self._root = None
+            return {}
+        except _NOT_BELIEVED as error:
+            log_event("quarantine_not_read", level=logging.WARNING, reason=_in_words(error))
+            return {}
+
+    def _begin_to_write(self) -> None:
+        if self._root is None:
+            return
+        with self._lock:
+            self._unwritten = self._text()
+            if self._writer is not None:
+                return
+            self._writer = threading.Thread(
+                target=self._write_all, name="jaxd-quarantine", daemon=True
+            )
+        try:
+            self._writer.start()
+        except RuntimeError as error:  # no thread to be had now: the next one writes this, too
+            self._writer = None
+            log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                text, self._unwritten = self._unwritten, None
+                if text is None:
+                    self._writer = None
+                    return
+            try:
+                self._write(text)
+            except (OSError, ConfigurationError) as error:
+                log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+
+    def _write(self, text: str) -> None:
+        assert self._root is not None
+        folder = f"{make_trusted(self._root)}/{_FOLDER}"
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        path = f"{folder}/{self._name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else it may be empty after a power cut
+        os.replace(f"{path}.new", path)
+
+    def _text(self) -> str:
+        every = [(who, home, one) for who, (home, found) in self._found.items() for one in found]
+        every.sort(key=lambda row: row[2].at)
+        rows = [
+            {
+                "principal": principal,
+                "home": home,
+                **one._asdict(),
+                "ids": [id_.hex() for id_ in one.ids],
+            }
+            for principal, home, one in every[-_MOST:]
+        ]
+        return json.dumps({"format": _FORMAT, "versions": self._versions, "functions": rows})
+
+
+def _versions() -> dict[str, str]:
+    """What a function's crash may have been the fault of: with another one, it is tried again."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _trusted_bytes(path: str) -> bytes:
+    """The content of a file that only we, or root, can have written.
+
+    Raises:
+        OSError: when there is none, or it cannot be read.
+        ValueError: when it is no such file.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        if not (stat.S_ISREG(status.st_mode) and is_ours):
+            raise ValueError(f"others can have written {path}")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} is larger than any that this server writes")
+    return data
+
+
+def _parsed(
+    content: Mapping[str, Any], versions: Mapping[str, str]
+) -> dict[str, tuple[str, list[Sentence]]]:
+    """What a file says; nothing when other versions wrote it.
+
+    Raises:
+        ValueError, TypeError, KeyError: when it says something else.
+    """
+    if content["format"] != _FORMAT or content["versions"] != versions:
+        return {}
+    found: dict[str, tuple[str, list[Sentence]]] = {}
+    for row in content["functions"][:_MOST]:
+        home = _word(row["home"])
+        _, sentences = found.setdefault(_word(row["principal"]), (home, []))
+        sentences.append(_sentence(row))
+    return found
+
+
+def _sentence(row: Mapping[str, Any]) -> Sentence:
+    ids = tuple(bytes.fromhex(id_) for id_ in row["ids"])
+    deaths, at = int(row["deaths"]), float(row["at"])
+    if len(ids) not in (1, 2) or {len(id_) for id_ in ids} != {_ID_BYTES}:
+        raise ValueError("a function has no fingerprint")
+    if not (0 < deaths <= _MOST and 0 < at < time.time() + 1e9):
+        raise ValueError("a function has ended workers at no time")
+    return Sentence(_word(row["name"]), ids, deaths, _word(row["how"]), at)
+
+
+def _word(value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST:
+        raise ValueError("a name is none")
+    return value
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
