@@ -12,10 +12,12 @@ import pickle
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, Final
 
+from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.fingerprint.shipping import current_archives
@@ -34,6 +36,7 @@ from jaxd_protocol.packing.table import ClassId
 __all__ = ["pack", "pack_out_of_band"]
 
 _MAX_KEPT: Final = 1024
+_TRIES: Final = 3
 
 _CODE: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
@@ -51,13 +54,18 @@ def pack(value: Any, what: str) -> Packed:
     Raises:
         PackingError: when it reaches something that cannot travel; the message says what.
     """
-    return _pack(value, what, None)
+    return _pack(value, what, lambda: None)
 
 
 def pack_out_of_band(value: Any, what: str) -> tuple[Packed, list[memoryview]]:
     """As `pack`, with the memory of contiguous arrays beside the bytes instead of copied."""
     buffers: list[memoryview] = []
-    return _pack(value, what, lambda buffer: _collect(buffer, buffers)), buffers
+
+    def collect() -> Collect:
+        buffers.clear()
+        return lambda buffer: _collect(buffer, buffers)
+
+    return _pack(value, what, collect), buffers
 
 
 def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
@@ -68,11 +76,24 @@ def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
     return False
 
 
-def _pack(value: Any, what: str, collect: Collect | None) -> Packed:
-    file = io.BytesIO()
-    pickler = _ArgumentPickler(file, collect, Reach(archives=current_archives()))
-    dump(pickler, value, value, what)
-    return Packed.of(file.getvalue(), pickler.classes, pickler.objects)
+def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packed:
+    for _ in range(_TRIES):
+        with suppress(_Changed):
+            file = io.BytesIO()
+            pickler = _ArgumentPickler(file, collect(), Reach(archives=current_archives()))
+            dump(pickler, value, value, what)
+            return Packed.of(file.getvalue(), pickler.classes, pickler.objects)
+    raise PackingError(
+        f"{what} cannot travel to the server: a class or function in it is changed all the time "
+        "while it is packed. Let that end before the call."
+    )
+
+
+class _Changed(JaxdError):
+    """A class or callable is no longer what its content id says.
+
+    The server would have it under that id, for everybody who names it.
+    """
 
 
 class _ArgumentPickler(Pickler):
@@ -141,6 +162,12 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk(value, name, archives=current_archives())
     found = pack_function(value, repr(name), walked.reach)
+    if not walked.guards.hold():
+        walked = walk(value, name, archives=current_archives())
+    fingerprint = walked.fingerprint
+    is_as_found = not walked.guards.complete or fingerprint.unshared  # then its id stays
+    if not is_as_found and fingerprint.digest != content:
+        raise _Changed(f"{name} was changed while it was packed.")
     with _kept_lock:
         _kept[content] = found
         while len(_kept) > _MAX_KEPT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 import jaxd
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, unpack
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, packed, unpack
 from tests.shared.packing.processes import arrive, run, write
 
 optax = pytest.importorskip("optax")
@@ -112,6 +114,40 @@ def test_a_callable_that_has_changed_is_another(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(globals(), "LEVEL", 2)
     second = unpack(pack(leveled, "it"))
     assert (first(), second()) == (1, 2)
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """While something is packed, another thread changes what it reads, so many times."""
+    changes: list[int] = []
+    plainly = packed.pack_function
+
+    def pack_function(*given: Any) -> Any:
+        if len(changes) < times:
+            changes.append(len(changes))
+            monkeypatch.setitem(globals(), "LEVEL", 100 + len(changes))
+        return plainly(*given)
+
+    monkeypatch.setattr(arguments, "pack_function", pack_function)
+    monkeypatch.setattr(arguments, "_kept", OrderedDict())
+    return changes
+
+
+def test_what_changes_while_it_is_packed_is_not_taken_for_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id says what was packed, else others who name it would get something else."""
+    before = content_id(leveled)
+    assert changing(monkeypatch, 1) == []
+    found = pack([leveled], "it")
+    assert unpack(found)[0]() == 101
+    assert list(found.objects) == [content_id(leveled)] != [before]
+
+
+def test_what_changes_all_the_time_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to do."""
+    changing(monkeypatch, 1000)
+    with pytest.raises(PackingError, match="before the call"):
+        pack_out_of_band([leveled], "it")
 
 
 def test_the_same_callable_of_two_clients_is_one_on_the_server(tmp_path: Path) -> None:
