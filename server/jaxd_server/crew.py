@@ -250,7 +250,7 @@ class Crew:
             self._vacate(place)
             place.post.stop()
 
-    def _vacate(self, place: _Place) -> None:
+    def _vacate(self, place: Place) -> None:
         """Has a principal without a place, who can have another one at once.
 
         The path is free then; the socket is closed by the place's task, which may watch it until

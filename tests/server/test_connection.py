@@ -331,8 +331,8 @@ def test_arrays_are_put_on_the_worker_that_stays(open_shop: OpenShop) -> None:
     np.testing.assert_array_equal(np.asarray(old), np.arange(3.0))
     os.rename(next_one.unix.removeprefix("unix://"), going.unix.removeprefix("unix://"))
     new = client.put({"x": np.ones(2)}, name="new")
-    assert len(going.parts._values) == 1
-    assert len(next_one.parts._values) == 1
+    assert len(going.parts.values) == 1
+    assert len(next_one.parts.values) == 1
     np.testing.assert_array_equal(np.asarray(new["x"]), np.ones(2))
     assert client.forget("new")
 
