@@ -41,6 +41,10 @@ class Rest:
         """Has the worker go when it may; from one thread, several times a second."""
         if not self._after_s or self._admission.draining or self._admission.is_busy:
             return
-        if self._idle_s() >= self._after_s and not self._has_values():
-            self._admission.replace()  # who comes now is told to come again
-            self._begin()
+        if self._idle_s() < self._after_s or self._has_values() or not self._admission.pause(0.0):
+            return
+        if self._has_values():  # they came just before the pause
+            self._admission.resume()
+            return
+        self._admission.replace()  # who comes now is told to come again
+        self._begin()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from jaxd_protocol.errors import WorkerReplaced
 from jaxd_server.admission import Admission
 from jaxd_server.rest import Rest
+from tests.server.staging import join, start, until, waiting
 
 
 class Worker:
@@ -59,6 +62,52 @@ def test_a_running_call_keeps_it() -> None:
     worker.admission.leave(running)
     worker.rest.look()
     assert worker.begun == 1
+
+
+def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
+    """Just when it was looked whether there are any; whoever comes then need not come again."""
+    worker = Worker()
+    worker.idle_s = 99.0
+    looks: list[bool] = []
+
+    def has_values() -> bool:
+        looks.append(worker.has_values)
+        if len(looks) == 1:
+            worker.admission.leave(worker.admission.enter_beside("(put)", leaves_values=True))
+            worker.has_values = True
+        return looks[-1]
+
+    worker.rest._has_values = has_values
+    worker.rest.look()
+    assert looks == [False, True]
+    assert worker.begun == 0
+    worker.admission.leave(worker.admission.enter("f", None))
+    assert not worker.admission.is_barred
+
+
+def test_an_array_that_comes_too_late_goes_to_the_next_one() -> None:
+    """It waits while the worker looks, instead of being taken and lost."""
+    worker = Worker()
+    worker.idle_s = 99.0
+    refused: list[BaseException] = []
+
+    def put() -> None:
+        with pytest.raises(WorkerReplaced) as raised:
+            worker.admission.enter_beside("(put)", leaves_values=True)
+        refused.append(raised.value)
+
+    threads: list[threading.Thread] = []
+
+    def has_values() -> bool:
+        if worker.admission.is_barred:
+            threads.append(start(put))
+            until(lambda: waiting(worker.admission._changed))
+        return False
+
+    worker.rest._has_values = has_values
+    worker.rest.look()
+    join(threads)
+    assert (len(refused), worker.begun) == (1, 1)
 
 
 def test_a_worker_that_may_not_go_stays() -> None:
