@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from jaxd.array_like import ArrayLike
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
-from jaxd.origin import Origin, Stretch, rows_of
+from jaxd.origin import Stretch, Stretches, are_in_order, rows_of
 from jaxd.undeclared import (
     is_code,
     is_plain_object,
@@ -102,15 +101,17 @@ class ArgumentEncoder(TreeEncoder):
 
     def __init__(self, met: dict[Any, Any], keeper: object = None, strict: bool = False) -> None:
         super().__init__()
-        self.values: list[Stretch] = []
-        self._place: tuple[Origin | None, int] = (None, 0)  # of the last stretch
-        self._follow: list[RemoteArray] = []  # its arrays
-        self._end = -1  # the leaf behind it
+        self._stretches = Stretches()
         self.sources: dict[int, Any] = {}
         self.heads: dict[int, bytes] = {}
         self._met = met
         self._keeper = keeper
         self._strict = strict
+
+    @property
+    def values(self) -> list[Stretch]:
+        """The arrays on the server."""
+        return self._stretches.found
 
     @property
     def rows(self) -> list[Row]:
@@ -184,37 +185,23 @@ class ArgumentEncoder(TreeEncoder):
         origin = array.origin
         if origin.keeper is not self._keeper:
             return self.node(array.fetch(copy=False))
-        self._stretch(origin, array.number).append(array)
+        self._stretches.add(self.count, (array,))
         self.spec(origin.leaves[array.number])
-        self._end = self.count
         return None
-
-    def _stretch(self, origin: Origin, number: int) -> list[RemoteArray]:
-        """The arrays of the stretch that goes on, or begins, with that one of an origin."""
-        place = (origin, number - self.count)
-        if place != self._place or self.count != self._end:
-            self._place, self._follow = place, []
-            self.values.append(Stretch(self.count, origin, number, self._follow))
-        return self._follow
 
     def _as_returned(self, leaves: list[Any]) -> bool:
         """Appends arrays that follow one another as a call returned them; whether they do.
 
         The state of a loop is hundreds: looked at one by one they would cost most of a step.
         """
-        if not leaves or self.types.get(type(leaves[0])) is not ArgumentEncoder.remote:
+        kinds = set(map(type, leaves))
+        if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
             return False
-        origin, first, count = leaves[0].origin, leaves[0].number, len(leaves)
-        follow = (
-            origin.keeper is self._keeper
-            and len(set(map(type, leaves))) == 1
-            and set(map(_ORIGIN, leaves)) == {origin}
-            and list(map(_NUMBER, leaves)) == list(range(first, first + count))
-        )
+        origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
+        follow = origin.keeper is self._keeper and are_in_order(leaves)
         if follow:
-            self._stretch(origin, first).extend(leaves)
-            self.specs_of(origin.leaves, first, first + count)
-            self._end = self.count
+            self._stretches.add(self.count, leaves)
+            self.specs_of(origin.leaves, first, stop)
         return follow
 
     def unusual_keys(self, value: dict[Any, Any]) -> None:
@@ -299,9 +286,6 @@ class ArgumentEncoder(TreeEncoder):
         self._met.update(data.classes)
         self._met.update(data.objects)
 
-
-_ORIGIN: Final = attrgetter("origin")
-_NUMBER: Final = attrgetter("number")
 
 _NAMELESS: Final = b"X" + dump_literal("")
 

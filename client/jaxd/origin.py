@@ -7,7 +7,8 @@ happens to many of them at a time is written down in one go.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from jaxd_protocol.elsewhere import VALUE, Row
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from jaxd.remote_array import Keeper, RemoteArray
     from jaxd_protocol.trees import Leaf
 
-__all__ = ["DELETED", "Origin", "Stretch", "rows_of"]
+__all__ = ["DELETED", "Origin", "Stretch", "Stretches", "are_in_order", "rows_of"]
+
+_ORIGIN: Final = attrgetter("origin")
+_NUMBER: Final = attrgetter("number")
 
 DELETED = ""
 """In place of the function that was given an array's memory."""
@@ -113,6 +117,40 @@ class Stretch(NamedTuple):
     def settle(self, leaves: Collection[int]) -> None:
         """The server has taken these out of the session."""
         self.origin.settled.update(self.numbers(leaves))
+
+
+class Stretches:
+    """Those of one call, as its arrays are met.
+
+    Attributes:
+        found: all so far.
+    """
+
+    __slots__ = ("_arrays", "_end", "_place", "found")
+
+    def __init__(self) -> None:
+        self.found: list[Stretch] = []
+        self._place: tuple[Origin | None, int] = (None, 0)  # of the last one
+        self._arrays: list[RemoteArray] = []  # its arrays
+        self._end = -1  # the leaf behind it
+
+    def add(self, leaf: int, arrays: Sequence[RemoteArray]) -> None:
+        """Takes arrays that follow one another, from that leaf of the call on."""
+        origin, number = arrays[0].origin, arrays[0].number
+        place = (origin, number - leaf)
+        if place != self._place or leaf != self._end:
+            self._place, self._arrays = place, []
+            self.found.append(Stretch(leaf, origin, number, self._arrays))
+        self._arrays += arrays
+        self._end = leaf + len(arrays)
+
+
+def are_in_order(arrays: Sequence[RemoteArray]) -> bool:
+    """Whether arrays, at least one, have one origin, and follow one another as in it."""
+    first = arrays[0].number
+    return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [
+        *range(first, first + len(arrays))
+    ]
 
 
 def rows_of(stretches: Iterable[Stretch]) -> list[Row]:
