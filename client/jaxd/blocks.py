@@ -71,6 +71,10 @@ class Block:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
+    def hold(self) -> None:
+        """Takes one more share; somebody has one already."""
+        self._pool.share(self)
+
     def release(self) -> None:
         """Gives one share back. Never waits, so that it may be called at any time."""
         self._pool.give_back(self)

@@ -135,8 +135,8 @@ class Link:
         """The open connection; made, or made anew, when there is none.
 
         Args:
-            fresh: look first whether the server has ended it while it was idle; for what cannot
-                be sent twice.
+            fresh: look first whether the server has ended it while it was idle; for what had
+                better not be sent twice.
 
         Raises:
             NoServer: when no server can be found, started or reached.

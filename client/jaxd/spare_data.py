@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jaxd.forking import forget_after_fork
-from jaxd_protocol.elsewhere import BLOCK
+from jaxd_protocol.elsewhere import BLOCK, Row
 
 if TYPE_CHECKING:
+    from jaxd.blocks import Block
     from jaxd.encoded import Encoded
     from jaxd.routes import Load
 
@@ -47,7 +49,7 @@ class SpareRoom:
     def give_back(self, nbytes: int) -> None:
         """These copies are gone."""
         with self._lock:
-            self._left += nbytes
+            self._left = min(self._most, self._left + nbytes)  # a fork's parent may have taken it
 
 
 class Spare(NamedTuple):
@@ -55,38 +57,61 @@ class Spare(NamedTuple):
 
     Attributes:
         call: the call.
-        nbytes: what was copied for it.
+        blocks: shared memory in which some of its data lies, one share for each time.
+        nbytes: what was copied of the rest.
+        room: where this was taken.
     """
 
     call: Encoded
+    blocks: Sequence[Block]
     nbytes: int
+    room: SpareRoom
 
     @classmethod
     def of(cls, call: Encoded, load: Load, room: SpareRoom) -> Spare | None:
-        """That of a call.
+        """That of a call. To be released.
 
-        Arrays of jax cannot change, and what lies in shared memory is a copy; the rest is copied.
+        Arrays of jax do not change, whatever jax has made them of; what lies in shared memory is a
+        copy; the rest is copied.
 
         Args:
             call: the call.
             load: its data, which was loaded just now so that the caller may change it.
-            room: for copies; what was copied is to be given back to it.
+            room: for copies.
 
         Returns:
             None where there is no room.
         """
-        blocks = {block.number: block.view for block, _ in load.places}
+        blocks = {block.number: block for block, _ in load.places}
         rows = {row.leaf: row for row in load.rows if row.kind == BLOCK}
         owned = list(zip(chain(call.owners, repeat(-1)), call.buffers, strict=False))
         stays = rows.keys() | call.sources.keys()
         nbytes = sum(len(data) for owner, data in owned if owner not in stays)
         if not room.take(nbytes):
             return None
-        buffers: list[memoryview] = []
-        for owner, data in owned:
-            row = rows.get(owner)
-            if row is not None:
-                buffers.append(blocks[row.a][row.b : row.b + len(data)])
-            else:
-                buffers.append(data if owner in stays else memoryview(bytes(data)))
-        return cls(call._replace(buffers=buffers), nbytes)
+        used = [blocks[rows[owner].a] for owner, _ in owned if owner in rows]
+        try:
+            buffers = [
+                _where_it_lies(blocks, rows[owner], data)
+                if owner in rows
+                else (data if owner in stays else memoryview(bytes(data)))
+                for owner, data in owned
+            ]
+        except BaseException as error:
+            room.give_back(nbytes)
+            if isinstance(error, MemoryError):
+                return None
+            raise
+        for block in used:
+            block.hold()
+        return cls(call._replace(buffers=buffers), used, nbytes, room)
+
+    def release(self) -> None:
+        """The call is not made again."""
+        for block in self.blocks:
+            block.release()
+        self.room.give_back(self.nbytes)
+
+
+def _where_it_lies(blocks: Mapping[int, Block], row: Row, data: memoryview) -> memoryview:
+    return blocks[row.a].view[row.b : row.b + len(data)]

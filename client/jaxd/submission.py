@@ -39,11 +39,11 @@ class Submission:
         self.future: CallFuture[Any] = CallFuture()
         self._caller = caller
         self._call = call
-        self._reply: tuple[Any, ...] | None = None  # when there is a result
         self._losses = Losses(call.spec.identity.name)
-        self._is_kept = not call.buffers  # whether its arrays are as they were when it was made
+        # one each at most; who takes it out releases it, in whatever thread
+        self._spares: list[Spare] = []  # of what it is made again when its arrays have changed
+        self._loads: list[Load] = []  # that of the present attempt
         self._is_sent = False
-        self._loads: list[Load] = []
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
         self._window: threading.BoundedSemaphore | None = None
@@ -60,27 +60,41 @@ class Submission:
         Raises:
             JaxdError: when it cannot be sent.
         """
+        try:
+            self._go()
+        except BaseException:
+            self.future.cancel()  # gives its place in the window back
+            raise
+
+    def _go(self) -> None:
+        try:
+            while not self._send():
+                pass
+        finally:
+            if self.future.done():  # perhaps before all of that
+                self._done(self.future)
+
+    def _send(self) -> bool:
+        """Sends the call unless nobody wants it any more; False: its connection was lost first."""
         connection = self._caller.connection(fresh=bool(self._call.buffers))
         before, call = self._call, self._losses.repeated(self._call, connection.worker)
         self._call = call
         self._caller.hearing.before.goes_on_as(before, call)
-        window = self._caller.window
-        assert window is not None
         number = connection.number()
         self._flight = (connection, number)
         if self._caller.hearing.before.is_waiting:
             self._caller.hearing.before.again(call, connection, number)
-        if window is not self._window:  # one that comes again has its place already
-            self._window = window
-            window.acquire()
-            self.future.when_done(lambda _: window.release())
+        self._take_place()
+        if self.future.done():  # while this thread waited; then its data is gone
+            return True
         try:
             load = self._caller.routes.load(
-                call, connection, spare=True, copied=True, deadline=self._deadline
+                call, connection, spare=True, copied=not self._is_kept, deadline=self._deadline
             )
             self._loads.append(load)
             if not self._is_kept:
                 call = self._keep(load)
+            self._is_sent = True  # from now on it may be answered at any time
             connection.submit(
                 "call",
                 call.message(load.rows),
@@ -89,35 +103,54 @@ class Submission:
                 number,
                 call,
             )
-        except ConnectionLost as error:
-            try:
-                self._losses.note(error, None)
-            except ConnectionLost:
-                self.future.cancel()
+        except BaseException as error:
+            self._is_sent = False
+            if not isinstance(error, ConnectionLost):
                 raise
-            return self.start()
-        except BaseException:
-            self.future.cancel()  # gives its place in the window back
-            raise
-        self._is_sent = True
-        if self.future.done():  # meanwhile
-            self._done(self.future)
-        return self._watch_deadline(connection, number)
+            self._unload()
+            self._losses.note(error, None)
+            return False
+        self._watch_deadline(connection, number)
+        return True
+
+    def _take_place(self) -> None:
+        """Waits for a place in the window of its connection; one that comes again has its own."""
+        window = self._caller.window
+        assert window is not None
+        if window is not self._window:
+            self._window = window
+            window.acquire()
+            self.future.when_done(lambda _: window.release())
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether all of it is as it was when it was made."""
+        return bool(self._spares) or not self._call.buffers
 
     def _keep(self, load: Load) -> Encoded:
         """The call, which can be made again when its arrays have changed, where there is room."""
         spare = Spare.of(self._call, load, _spare_room)
-        if spare is not None:
-            self._call, nbytes, self._is_kept = *spare, True
-            self.future.when_done(lambda _: _spare_room.give_back(nbytes))
-        return self._call
+        if spare is None:
+            return self._call
+        self._spares.append(spare)
+        self._call = spare.call
+        return spare.call
+
+    def _unload(self, reply: tuple[Any, ...] | None = None) -> None:
+        """This attempt is over.
+
+        Args:
+            reply: what came of it; None when that is no result.
+        """
+        with suppress(IndexError):  # somebody else was faster
+            self._loads.pop().release(reply)
 
     def _done(self, future: Future[Any]) -> None:
-        """It is over: whoever keeps its future does not keep its arrays."""
+        """It is over: whoever keeps its future does not keep its arrays. Perhaps called twice."""
         self._call = self._call.without_data()
+        self._unload()
         with suppress(IndexError):
-            while True:
-                self._loads.pop().release(self._reply)
+            self._spares.pop().release()
         if future.cancelled() and self._is_sent and self._flight:  # nor need the server work on it
             connection, number = self._flight
             connection.cancel(number)
@@ -140,7 +173,7 @@ class Submission:
         if self._flight != (connection, number):
             return None
         ready = pending.error is None and pending.value[0] != FAILED
-        self._reply = pending.value if ready else None
+        self._unload(pending.value if ready else None)
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._lost((connection, number), pending.error)
@@ -180,7 +213,8 @@ class Submission:
             return self._fail(
                 ConnectionLost(
                     "the connection ended while a submitted call was open, and its arrays may "
-                    "have changed since. Submit it again."
+                    "have changed since: there was no room for a copy of them, see "
+                    "docs/reliability.md. Submit it again, or fewer at a time."
                 )
             )
         self._losses.note(error, flight[0].worker)
@@ -213,8 +247,7 @@ class Submission:
     def _repeat(self) -> None:
         """In a thread of its own: whoever reads must go on."""
         try:
-            if not self.future.done():
-                self.start()
+            self._go()
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
 

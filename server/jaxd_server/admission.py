@@ -35,7 +35,7 @@ class Admission:
         self._draining = False
         self._replacing = False
         self._is_followed = False
-        self._paused = False
+        self._paused = 0  # by how many
         self._suspects: list[object] = []  # the first one runs, or is next
         self._bar_until = 0.0
         self._on_company: Callable[[], None] | None = None  # of the one that runs alone
@@ -134,7 +134,7 @@ class Admission:
 
     def _has_company(self) -> None:
         """Others run beside a call that was to be alone. The lock is held."""
-        self._barred = self._draining or self._paused  # as long as no other one wants to be alone
+        self._barred = self._draining or bool(self._paused)  # unless another one wants to be alone
         if self._on_company is not None:
             self._on_company()
             self._on_company = None
@@ -210,7 +210,7 @@ class Admission:
 
     def _settle(self) -> None:
         """Something changed that others may wait for. The lock is held."""
-        self._barred = self._draining or self._paused or bool(self._suspects)
+        self._barred = self._draining or bool(self._paused or self._suspects)
         self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
@@ -250,16 +250,17 @@ class Admission:
             been.
         """
         with self._changed:
-            self._paused = self._barred = True
+            self._paused += 1
+            self._barred = True
             if self._changed.wait_for(lambda: not self._has_waiting(), patience_s):
                 return True
         self.resume()
         return False
 
     def resume(self) -> None:
-        """Lets calls in again."""
+        """Lets calls in again, unless somebody else has paused them as well."""
         with self._changed:
-            self._paused = False
+            self._paused -= 1
             self._settle()
 
     def replace(self, *, is_followed: bool = False) -> None:

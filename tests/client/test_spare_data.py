@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
+
+from jaxd import spare_data
 from jaxd.encoded import Encoded
 from jaxd.routes import Load
 from jaxd.spare_data import Spare, SpareRoom
 from jaxd_protocol.elsewhere import BLOCK, VALUE, Row
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def call_of(*buffers: bytearray, sources: dict[int, Any] | None = None) -> Encoded:
@@ -27,14 +29,18 @@ def test_it_does_not_change_with_the_callers_arrays() -> None:
     """Those in a block are there already, those of jax stay what they are, the rest is copied."""
     sent, shared, of_jax = bytearray(b"sent"), bytearray(b"shared"), bytearray(b"of jax")
     call = call_of(sent, shared, of_jax, sources={2: object()})
+    shares: list[int] = []
     block: Any = SimpleNamespace(number=5, view=memoryview(b"....shared"))
+    block.hold, block.release = (partial(shares.append, 1), partial(shares.append, -1))
     load = Load([Row(1, BLOCK, 5, 4), Row(2, VALUE, 77)], [memoryview(sent)], [(block, 4)])
     spare = Spare.of(call, load, SpareRoom(4))
     assert spare is not None
     for array in (sent, shared):
         array[:] = bytes(len(array))
     assert [bytes(one) for one in spare.call.buffers] == [b"sent", b"shared", b"of jax"]
-    assert spare.nbytes == 4
+    assert (spare.nbytes, shares) == (4, [1])
+    spare.release()
+    assert shares == [1, -1]
 
 
 def test_what_is_pickled_is_copied_too() -> None:
@@ -63,8 +69,24 @@ def test_there_is_room_for_so_many_bytes() -> None:
     first = Spare.of(call, load, room)
     assert first is not None
     assert Spare.of(call, load, room) is None
-    room.give_back(first.nbytes)
+    first.release()
     assert Spare.of(call, load, room) is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_copy_that_is_not_made_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Without memory for it the call goes out all the same."""
+    room, call = SpareRoom(10), call_of(bytearray(6))
+
+    def copy(data: memoryview) -> bytes:
+        raise error
+
+    monkeypatch.setattr(spare_data, "bytes", copy, raising=False)
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+        assert Spare.of(call, Load((), call.buffers), room) is None
+    assert room.take(10)
 
 
 def test_a_fork_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,4 +96,5 @@ def test_a_fork_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_lock", held := threading.Lock())
     with held:
         room.after_fork()
-        assert room.take(10)
+        room.give_back(10)  # what the parent had taken
+    assert [room.take(10), room.take(1)] == [True, False]

@@ -7,17 +7,23 @@ import os
 import queue
 import signal
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.errors import Cancelled, DeadlineExceeded, LimitExceeded
-from tests.end_to_end.gates import Gate, stop_at
+from jaxd.blocks import shared_pool
+from jaxd.errors import Cancelled, DeadlineExceeded, LimitExceeded, NoServer
+from jaxd.submission import Submission
+from jaxd.transport import ClientConnection
+from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
+from tests.server.in_process import Shop
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def test_each_call_gives_its_place_back(client: Client) -> None:
     with pytest.raises(AttributeError):
         bad.submit(1.0).result()
     good.submit(1.0).result()
-    assert places(client) == before
+    wait_until(lambda: places(client) == before)
 
 
 def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None:
@@ -104,8 +110,106 @@ def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
     future = total.submit(array)
     assert float(future.result()) == 1 << 12
     del array
-    gc.collect()
-    assert alive() is None
+
+    def gone() -> bool:
+        gc.collect()
+        return alive() is None
+
+    wait_until(gone)
+
+
+@pytest.fixture
+def small_shop() -> Iterator[Shop]:
+    """A server that takes one call at a time."""
+    shop = Shop(max_calls=2)
+    yield shop
+    shop.close()
+
+
+@contextmanager
+def busy(
+    shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[queue.SimpleQueue[int]]:
+    """Within it, the server is busy for others; how many blocks are held at each repetition.
+
+    They are given back in the end.
+    """
+    held: queue.SimpleQueue[int] = queue.SimpleQueue()
+    again, of_others = Submission._again, blocks_in_use()
+
+    def noting(submission: Submission, pause_s: float = 0.0) -> None:
+        held.put(len(blocks_in_use() - of_others))
+        again(submission, min(pause_s, 0.01))
+
+    monkeypatch.setattr(Submission, "_again", noting)
+    running = shop.client().persistent_call(stop_at(gate.path)).submit(1.0)
+    with gate.reached():
+        yield held
+    assert float(running.result(30)) == 2.0
+    wait_until(lambda: blocks_in_use() <= of_others)
+
+
+def blocks_in_use() -> set[int]:
+    """Numbers of the blocks of shared memory that somebody holds."""
+    return {block.number for block in list(shared_pool()._blocks.values()) if block.shares}
+
+
+def test_a_call_with_arrays_comes_again_to_a_busy_server(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was made, however often, with one copy of them."""
+    total = small_shop.client().persistent_call(lambda x: x.sum())
+    array = np.ones(1 << 18, np.float32)
+    assert float(total.submit(array).result(30)) == 1 << 18
+    with busy(small_shop, gate, monkeypatch) as held:
+        future = total.submit(array)
+        array[:] = 7
+        assert [held.get(timeout=30) for _ in range(4)] == [1] * 4
+    assert float(future.result(30)) == 1 << 18
+
+
+def test_what_a_busy_server_has_not_kept_is_sent_again(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array of jax that it was to keep, when it had no time to look at it."""
+    total = small_shop.client().persistent_call(lambda x: x.sum())
+    array = jnp.ones(1 << 15)
+    assert float(total.submit(array).result(30)) == 1 << 15
+    with busy(small_shop, gate, monkeypatch) as held:
+        future = total.submit(array)
+        held.get(timeout=30)
+    assert float(future.result(30)) == 1 << 15
+    assert [float(total.submit(array).result(30)), float(total(array))] == [1 << 15] * 2
+
+
+def test_who_cannot_come_again_learns_why(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is held for the call any more."""
+    client = small_shop.client()
+    total = client.persistent_call(lambda x: x.sum())
+    array = np.ones(1 << 18, np.float32)
+    assert float(total.submit(array).result(30)) == 1 << 18
+    before = places(client)
+    with busy(small_shop, gate, monkeypatch):
+        monkeypatch.setattr(client.caller, "connection", _refused_after(client, 1))
+        future = total.submit(array)
+        with pytest.raises(NoServer, match="nobody"):
+            future.result(30)
+    wait_until(lambda: places(client) == before)
+
+
+def _refused_after(client: Client, times: int) -> Callable[..., ClientConnection]:
+    """What gives the client its connection so many times."""
+    left, connection = [None] * times, client.caller.connection
+
+    def find(fresh: bool = False) -> ClientConnection:
+        if not left:
+            raise NoServer("there is nobody.")
+        left.pop()
+        return connection(fresh)
+
+    return find
 
 
 def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate: Gate) -> None:

@@ -121,6 +121,17 @@ def test_a_pause_ends_when_no_call_runs() -> None:
     assert not admission.is_barred
 
 
+def test_who_pauses_ends_no_pause_of_others() -> None:
+    """A worker that could rest looks around just when somebody asks it to give way."""
+    admission = Admission()
+    assert admission.pause(0.0)
+    assert admission.pause(0.0)
+    admission.resume()
+    assert admission.is_barred
+    admission.resume()
+    assert not admission.is_barred
+
+
 def test_a_pause_is_no_long_one() -> None:
     """Where a call goes on, so do the others."""
     admission = Admission()

@@ -17,6 +17,12 @@ from tests.server.test_quarantine import entry
 DEADLY = Sentence("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be slow, and what is written last is read here."""
+    monkeypatch.setattr(quarantine_file, "_LAST_WORDS_S", 30.0)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A cache folder."""

@@ -43,7 +43,13 @@ class Layout:
         return found
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """The tree with these values in place of its leaves."""
+        """The tree with these values in place of its leaves.
+
+        Raises:
+            ProtocolError: when they are not as many.
+        """
+        if len(leaves) != len(self.leaves):
+            raise ProtocolError("a tree has not as many leaves as its skeleton says.")
         return self._build(iter(leaves))
 
     def outline(self, leaves: Sequence[Any]) -> Any:
