@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.another_server import own_server_needed
+
+if TYPE_CHECKING:
+    from jaxd import Client
 
 __all__ = ["Gate", "advice", "in_thread", "stop_at", "stop_when_run", "wait_until"]
 
@@ -35,6 +38,25 @@ class Gate:
         """Waits until a function stands at the gate; it goes on at the end of the block."""
         with open(self.path, "wb"):
             yield
+
+    def let_pass(self) -> None:
+        """Lets who stands at the gate now go on; does not wait for anybody to come."""
+        with suppress(OSError):  # nobody stands there
+            os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
+
+    def let_leave(self, client: Client) -> None:
+        """Waits until nothing runs on the server; what comes to the gate goes on.
+
+        A call that nobody waits for any more may or may not have come there when it is interrupted.
+        And jax has who traces the same meanwhile wait for it, and then perhaps trace twice.
+        """
+
+        def nothing_runs() -> bool:
+            self.let_pass()
+            now = client.caller.ask("statistics")
+            return not now["running_calls"] and not now["left_behind"]
+
+        wait_until(nothing_runs)
 
 
 def stop_at(path: str) -> Callable[[Any], Any]:

@@ -95,9 +95,7 @@ def test_a_deadline_says_where_the_time_went(
     slow = client.persistent_call(stop_at(gate.path), timeout_s=1.0)
     with pytest.raises(DeadlineExceeded, match=r"\d\.\d s being built"):
         slow.submit(X).result() if submits else slow(X)
-    with gate.reached():
-        pass
-    wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
+    gate.let_leave(client)
 
 
 def forever(x: Any) -> Any:

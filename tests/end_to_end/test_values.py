@@ -218,7 +218,7 @@ def test_only_so_many_run_ahead(client: Client, gate: Gate) -> None:
 
 def test_a_deadline_makes_a_call_wait_for_its_result(client: Client, gate: Gate) -> None:
     """And what comes after the deadline leaves nothing behind."""
-    slow = client.persistent_call(waiting_at(gate), timeout_s=0.3)
+    slow = client.persistent_call(waiting_at(gate), timeout_s=1.0)
     slow(handle(client))
     x = handle(client, -1.0)
     late = in_thread(slow, x)
@@ -232,7 +232,7 @@ def test_a_result_that_nobody_waits_for_any_more_is_let_go(
     client: Client, shop: Shop, gate: Gate
 ) -> None:
     """Of a plain call, of one on values and of a submitted one, after their deadlines."""
-    slow = client.persistent_call(waiting_at(gate), timeout_s=0.3)
+    slow = client.persistent_call(waiting_at(gate), timeout_s=1.0)
     slow(handle(client))
     for argument in (np.full(LARGE, -1.0, np.float32), handle(client, -1.0)):
         late = in_thread(slow, argument)

@@ -258,7 +258,7 @@ def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: Shop) -> N
     client = shop.client()
     entered, release = make_gate("late")
     wait = gated(client, "late")
-    hurried = client.persistent_call(wait.__wrapped__, extra_key="late", timeout_s=0.2)
+    hurried = client.persistent_call(wait.__wrapped__, extra_key="late", timeout_s=1.0)
     wait(np.float32(1))
     with pytest.raises(DeadlineExceeded):
         hurried(np.float32(-1))
