@@ -27,6 +27,18 @@ class CallFuture(Future[T]):
     other: it may block, and make calls. Afterwards it runs at once, as with any future.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._untold = threading.Lock()  # taken by who tells of a cancellation
+
+    def cancel(self) -> bool:
+        """See `concurrent.futures.Future.cancel`; whoever waits learns of it as well."""
+        if not super().cancel():
+            return False
+        if self._untold.acquire(blocking=False):
+            self.set_running_or_notify_cancel()
+        return True
+
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """See `concurrent.futures.Future.add_done_callback`."""
         if self.done() or getattr(fn, "__module__", None) == _WAKES_ITS_LOOP:

@@ -195,6 +195,13 @@ class SharedReading(BulkConnection):
                 self._unattended += 1
         self._attend()
 
+    def _remember(self, seq: int, pending: Pending) -> None:
+        """Has a reply to a request, or the connection's end, told to who made it."""
+        with self._lock:
+            self._pending[seq] = pending
+            if pending.attended:
+                self._unattended += 1
+
     def _forget(self, seq: int, pending: Pending) -> bool:
         """Strikes a request off; whether it was still open."""
         with self._lock:
@@ -221,10 +228,13 @@ class SharedReading(BulkConnection):
         pending.done = True
         pending.about = None  # which holds arrays
         pending.wake()
-        then = pending.then
-        self._forget(seq, pending)
-        if then is not None:
-            then(pending)
+        if not self._forget(seq, pending) or pending.then is None:
+            return  # somebody else has told of it, or nobody wants to be told
+        try:
+            pending.then(pending)
+        except BaseException:  # an interrupt: whoever reads on tells of it again
+            self._remember(seq, pending)
+            raise
 
     def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
         self.shut()
@@ -232,9 +242,17 @@ class SharedReading(BulkConnection):
         self._finish_all(error)
 
     def _finish_all(self, error: Exception) -> None:
+        interrupt: BaseException | None = None
         for seq, pending in list(self._pending.items()):
             pending.error = error
-            self._finish(seq, pending)
+            try:
+                self._finish(seq, pending)
+            except BaseException as raised:  # noqa: BLE001  nobody reads on here, and others wait
+                interrupt = interrupt or raised
+                with suppress(BaseException):
+                    self._finish(seq, pending)
+        if interrupt is not None:
+            raise interrupt
 
     def shut(self) -> None:
         """Ends the connection; its own thread ends with it."""

@@ -13,6 +13,7 @@ from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
 from jaxd.losses import Losses
 from jaxd.pending import WORD_S, Pending
+from jaxd.results import checked
 from jaxd.spare_data import Spare, SpareRoom
 from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
@@ -43,7 +44,7 @@ class Submission:
         # one each at most; who takes it out releases it, in whatever thread
         self._spares: list[Spare] = []  # of what it is made again when its arrays have changed
         self._loads: list[Load] = []  # that of the present attempt
-        self._is_sent = False
+        self._late: list[Load] = []  # that of one that nobody waits for
         self._workers = 1  # that it was sent to while one after the other was replaced
         self._flight: tuple[ClientConnection, int] | None = None
         self._window: threading.BoundedSemaphore | None = None
@@ -94,7 +95,7 @@ class Submission:
             self._loads.append(load)
             if not self._is_kept:
                 call = self._keep(load)
-            self._is_sent = True  # from now on it may be answered at any time
+            self.future.when_done(self._cancel)  # last: it may take its time, or be interrupted
             connection.submit(
                 "call",
                 call.message(load.rows),
@@ -103,10 +104,7 @@ class Submission:
                 number,
                 call,
             )
-        except BaseException as error:
-            self._is_sent = False
-            if not isinstance(error, ConnectionLost):
-                raise
+        except ConnectionLost as error:
             self._unload()
             self._losses.note(error, None)
             return False
@@ -148,10 +146,16 @@ class Submission:
     def _done(self, future: Future[Any]) -> None:
         """It is over: whoever keeps its future does not keep its arrays. Perhaps called twice."""
         self._call = self._call.without_data()
-        self._unload()
+        with suppress(IndexError):
+            load = self._loads.pop()
+            self._late.append(load._replace(rows=(), buffers=(), places=()))
+            load.release()
         with suppress(IndexError):
             self._spares.pop().release()
-        if future.cancelled() and self._is_sent and self._flight:  # nor need the server work on it
+
+    def _cancel(self, future: Future[Any]) -> None:
+        """Nor need the server work on it."""
+        if future.cancelled() and self._flight is not None:
             connection, number = self._flight
             connection.cancel(number)
 
@@ -171,9 +175,17 @@ class Submission:
     def _arrived(self, connection: ClientConnection, number: int, pending: Pending) -> None:
         """Called by whoever reads; after an interrupt perhaps twice."""
         if self._flight != (connection, number):
-            return None
-        ready = pending.error is None and pending.value[0] != FAILED
+            return
+        try:
+            self._heard(connection, number, pending)
+        except Exception as error:  # noqa: BLE001  others read on, and the future's owner decides
+            self._fail(error)
+
+    def _heard(self, connection: ClientConnection, number: int, pending: Pending) -> None:
+        ready = pending.error is None and checked(pending.value)[0] != FAILED
         self._unload(pending.value if ready else None)
+        with suppress(IndexError):
+            self._late.pop().abandon()
         self._caller.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._lost((connection, number), pending.error)
@@ -208,7 +220,6 @@ class Submission:
             self._caller.callbacks.refuse_again(*flight, self._call.spec.identity.name)
         except ConnectionLost as called_back:
             return self._fail(called_back)
-        self._caller.hearing.before.lost(self._call, *flight)
         if not self._is_kept:
             return self._fail(
                 ConnectionLost(
@@ -217,6 +228,7 @@ class Submission:
                     "docs/reliability.md. Submit it again, or fewer at a time."
                 )
             )
+        self._caller.hearing.before.lost(self._call, *flight)
         self._losses.note(error, flight[0].worker)
         return self._again()
 
@@ -239,10 +251,15 @@ class Submission:
         return self._politeness.pause_s(value)
 
     def _again(self, pause_s: float = 0.0) -> None:
-        self._flight = None
         timer = threading.Timer(pause_s, self._repeat)
         timer.name, timer.daemon = "jaxd-repeat", True
-        timer.start()
+        flight, self._flight = self._flight, None
+        try:
+            timer.start()
+        except BaseException:
+            if timer.ident is None:
+                self._flight = flight  # an interrupt: this is called again
+            raise
 
     def _repeat(self) -> None:
         """In a thread of its own: whoever reads must go on."""

@@ -131,17 +131,21 @@ class ClientConnection(SharedReading):
         Raises:
             ConnectionLost: when it could not be sent and `then` was not called.
             LimitExceeded: when the request is larger than the server takes.
+
+        Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
         """
-        pending = self._pending[number] = Pending(then, attended=True, about=about)
-        with self._lock:
-            self._unattended += 1
+        pending = Pending(then, attended=True, about=about)
+        self._remember(number, pending)
         try:
             self._attend()
             self._send(number, verb, args, buffers)
-        except BaseException as error:
+        except JaxdError as error:
             told = not self._forget(number, pending)
             if told and isinstance(error, ConnectionLost):
                 return  # `then` knows
+            raise
+        except BaseException:
+            self.leave(number, pending)
             raise
         if self._closed:
             self._fail_all(ConnectionLost(LOST))

@@ -5,7 +5,8 @@ import logging
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, as_completed, wait
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,7 +16,7 @@ import pytest
 
 from jaxd import Client, call_future
 from jaxd.call_future import CallFuture
-from tests.end_to_end.gates import Gate, stop_at
+from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
 
 
 def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client, tmp_path: Path) -> None:
@@ -78,6 +79,27 @@ def test_what_is_done_calls_back_at_once() -> None:
     future.set_result(1)
     future.add_done_callback(lambda _: threads.append(threading.current_thread()))
     assert threads == [threading.current_thread()]
+
+
+@pytest.mark.parametrize("how", [wait, lambda futures, timeout: [*as_completed(futures, timeout)]])
+def test_who_waits_for_several_learns_of_a_cancellation(how: Callable[..., Any]) -> None:
+    """Before and meanwhile; to cancel twice is no error."""
+    before, meanwhile = CallFuture[int](), CallFuture[int]()
+    assert [before.cancel(), before.cancel()] == [True, True]
+    waiting = in_thread(how, [before, meanwhile], 30)
+    wait_until(lambda: bool(meanwhile._waiters))
+    assert meanwhile.cancel()
+    waiting.result(30)
+    assert before.cancelled()
+    assert meanwhile.cancelled()
+
+
+def test_what_is_done_is_not_cancelled() -> None:
+    """As with any future."""
+    future = CallFuture[int]()
+    future.set_result(1)
+    assert not future.cancel()
+    assert future.result() == 1
 
 
 def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> None:

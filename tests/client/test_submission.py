@@ -6,11 +6,14 @@ import gc
 import os
 import queue
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +21,15 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.blocks import shared_pool
-from jaxd.errors import Cancelled, DeadlineExceeded, LimitExceeded, NoServer
+from jaxd.errors import (
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    LimitExceeded,
+    NoServer,
+    ProtocolError,
+)
+from jaxd.pending import Pending
 from jaxd.submission import Submission
 from jaxd.transport import ClientConnection
 from tests.end_to_end.gates import Gate, stop_at, wait_until
@@ -48,8 +59,9 @@ def test_each_call_gives_its_place_back(client: Client) -> None:
     """When it has a result, and when it has an error."""
     good = client.persistent_call(lambda x: x + 1)
     bad = client.persistent_call(lambda x: x.no_such_attribute)
-    assert float(good.submit(1.0).result()) == 2.0
+    client.caller.connection()
     before = places(client)
+    assert float(good.submit(1.0).result()) == 2.0
     with pytest.raises(AttributeError):
         bad.submit(1.0).result()
     good.submit(1.0).result()
@@ -127,6 +139,94 @@ def small_shop() -> Iterator[Shop]:
     shop.close()
 
 
+def test_who_cannot_have_a_thread_to_come_again_learns_why(
+    client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does everybody else whose call was lost."""
+    stopping = client.persistent_call(stop_at(gate.path))
+    futures = [stopping.submit(float(number)) for number in range(3)]
+
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with gate.reached():
+        monkeypatch.setattr(threading.Timer, "start", refuse)
+        client.caller.connection()._channel.stream.sock.shutdown(2)
+        for future in futures:
+            with pytest.raises(RuntimeError, match="new thread"):
+                future.result(30)
+    gate.let_leave(client)
+
+
+def test_an_interrupt_of_who_tells_of_a_loss_loses_nobody(live: LiveServer) -> None:
+    """It is told of once more, and of the others all the same."""
+    told: list[int] = []
+
+    def tell(number: int, pending: Pending) -> None:
+        told.append(number)
+        if told == [1]:
+            raise KeyboardInterrupt
+
+    with connect(live.unix) as client:
+        connection = client.caller.connection()
+        for number in (1, 2, 3):
+            waiting = Pending(partial(tell, number), attended=True)
+            connection._remember(connection.number(), waiting)
+        with pytest.raises(KeyboardInterrupt):
+            connection._fail_all(ConnectionLost("it was cut."))
+    assert told == [1, 1, 2, 3]
+    assert not connection._pending
+
+
+def test_what_was_sent_before_an_interrupt_is_cancelled(
+    client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its future."""
+    client.persistent_call(lambda x: x * 2)(1.0)
+    before, connection = client.statistics().cancelled_calls, client.caller.connection()
+    send = connection._send
+
+    def interrupted(number: int, verb: str, *rest: Any) -> None:
+        send(number, verb, *rest)
+        if verb == "call":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.persistent_call(stop_at(gate.path)).submit(1.0)
+    monkeypatch.undo()
+    wait_until(lambda: client.statistics().cancelled_calls == before + 1)
+    gate.let_leave(client)
+
+
+def test_of_a_reply_is_told_once(live: LiveServer) -> None:
+    """Two threads may both see that the connection has ended."""
+    told: list[Pending] = []
+    with connect(live.unix) as client:
+        connection = client.caller.connection()
+        number, waiting = connection.number(), Pending(told.append, attended=True)
+        connection._remember(number, waiting)
+        connection._finish(number, waiting)
+        connection._finish(number, waiting)
+        assert told == [waiting]
+        assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_a_reply_that_cannot_be_read_is_the_error_of_its_call(client: Client, gate: Gate) -> None:
+    """Whoever reads goes on."""
+    stopping = client.persistent_call(stop_at(gate.path))
+    future = stopping.submit(1.0)
+    connection = client.caller.connection()
+    with gate.reached():
+        (number, waiting) = next(iter(connection._pending.items()))
+        waiting.value = ()
+        connection._finish(number, waiting)
+        with pytest.raises(ProtocolError, match="reply"):
+            future.result(30)
+    assert float(client.persistent_call(lambda x: x * 2).submit(4.0).result(30)) == 8.0
+    gate.let_leave(client)
+
+
 @contextmanager
 def busy(
     shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
@@ -189,9 +289,9 @@ def test_who_cannot_come_again_learns_why(
     """And nothing is held for the call any more."""
     client = small_shop.client()
     total = client.persistent_call(lambda x: x.sum())
-    array = np.ones(1 << 18, np.float32)
+    client.caller.connection()
+    array, before = np.ones(1 << 18, np.float32), places(client)
     assert float(total.submit(array).result(30)) == 1 << 18
-    before = places(client)
     with busy(small_shop, gate, monkeypatch):
         monkeypatch.setattr(client.caller, "connection", _refused_after(client, 1))
         future = total.submit(array)
