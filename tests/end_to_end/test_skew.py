@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd import connect, errors
+from jaxd import connect, errors, submission
+from jaxd.spare_data import SpareRoom
 from jaxd_protocol.packages import changed_since_first_seen
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.fake_packages import FakeSite
-from tests.live_server import ROOT, LiveServer
+from tests.live_server import ROOT, TOKEN, LiveServer
 
 pytestmark = pytest.mark.soak
 
@@ -123,11 +124,12 @@ def test_calls_in_flight_are_finished_first(
         assert client.statistics().epoch == 2
 
 
-def test_a_submitted_call_with_large_arguments_is_not_repeated(
-    server: LiveServer, site: FakeSite
+def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
+    server: LiveServer, site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their owner may have overwritten them since."""
-    with connect(server.unix) as client:
+    """The owner of its arrays may have overwritten them since."""
+    monkeypatch.setattr(submission, "_spare_room", SpareRoom(100))
+    with connect(server.tcp, token=TOKEN) as client:
         client.persistent_call(scaled)(1.0)
         upgrade(site)
         with warnings.catch_warnings(record=True) as seen:
