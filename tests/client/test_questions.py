@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jaxd.transport import ClientConnection
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, JaxdError, PackingError
 from jaxd_protocol.failures import rebuild_failure
-from jaxd_protocol.wire import BulkStream
-from tests.client.test_transport import Answering, Ends, Server
+from tests.client.played_server import Ends
 from tests.end_to_end.gates import in_thread
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    """The two ends of a connection, and what answers at the client's."""
-    ours, theirs = socket.socketpair()
-    answering = Answering()
-    client, server = ClientConnection(BulkStream(ours), 1 << 24, answering), Server(theirs)
-    yield client, server, answering
-    client.shut()
-    server.shut()
 
 
 def test_questions_are_answered_while_a_call_is_open(ends: Ends) -> None:

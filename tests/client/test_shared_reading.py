@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jaxd.pending import Pending
-from jaxd.transport import ClientConnection
-from jaxd_protocol.wire import BulkStream
-from tests.client.test_transport import Answering, Server
+from tests.client.played_server import Ends
 from tests.end_to_end.gates import in_thread, wait_until
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[ClientConnection, Server]]:
-    """The two ends of a connection."""
-    ours, theirs = socket.socketpair()
-    client, server = ClientConnection(BulkStream(ours), 1 << 24, Answering()), Server(theirs)
-    yield client, server
-    client.shut()
-    server.shut()
-
-
-def test_many_may_wait_for_one_reply(ends: tuple[ClientConnection, Server]) -> None:
+def test_many_may_wait_for_one_reply(ends: Ends) -> None:
     """All of them see it, whoever reads."""
-    client, server = ends
+    client, server, _ = ends
     reading = in_thread(client.request, "call", ())
     seq, *_ = server.take()
     pending = Pending()
@@ -45,10 +31,10 @@ def test_many_may_wait_for_one_reply(ends: tuple[ClientConnection, Server]) -> N
 
 
 def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
-    ends: tuple[ClientConnection, Server],
+    ends: Ends,
 ) -> None:
     """Also those that nobody waits for."""
-    client, server = ends
+    client, server, _ = ends
     arrived = threading.Event()
     client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
     first, *_ = server.take()
@@ -61,9 +47,9 @@ def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
     assert client._unattended == 0
 
 
-def test_a_late_reply_goes_where_it_was_told_to(ends: tuple[ClientConnection, Server]) -> None:
+def test_a_late_reply_goes_where_it_was_told_to(ends: Ends) -> None:
     """Its caller has given up waiting."""
-    client, server = ends
+    client, server, _ = ends
     late: list[object] = []
     giving_up = in_thread(
         lambda: client.request("call", (), deadline=0.0, late=lambda p: late.append(p.value))
@@ -74,9 +60,9 @@ def test_a_late_reply_goes_where_it_was_told_to(ends: tuple[ClientConnection, Se
     wait_until(lambda: late == ["late"])
 
 
-def test_what_nobody_waits_for_any_more_is_read(ends: tuple[ClientConnection, Server]) -> None:
+def test_what_nobody_waits_for_any_more_is_read(ends: Ends) -> None:
     """By the connection's own thread, and counted once."""
-    client, server = ends
+    client, server, _ = ends
     arrived = threading.Event()
     pending, number = Pending(lambda _: arrived.set()), client.number()
     client.launch("call", (), (), pending, number)
@@ -89,10 +75,10 @@ def test_what_nobody_waits_for_any_more_is_read(ends: tuple[ClientConnection, Se
 
 
 def test_an_interrupted_launch_may_have_been_sent(
-    ends: tuple[ClientConnection, Server], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reply is read when it comes."""
-    client, server = ends
+    client, server, _ = ends
     send = client._send
 
     def interrupted(*args: Any) -> None:

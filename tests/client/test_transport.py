@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,62 +16,9 @@ from jaxd_protocol.errors import (
     LimitExceeded,
     ProtocolError,
 )
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire import BulkStream
+from tests.client.played_server import Answering, Ends, Server
 from tests.end_to_end.gates import in_thread, wait_until
-
-
-class Answering:
-    """What a client says when it is asked; notes events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[int, str, Any]] = []
-
-    def question(self, verb: str, args: tuple[Any, ...]) -> Any:
-        if verb == "describe":
-            return ("described", *args), (memoryview(b"beside"),)
-        raise KeyError(verb)
-
-    def call_back(self, connection: Any, about: Any, question: Any, buffers: Any) -> Any:
-        if about is None:
-            raise KeyError("no call")
-        return ((about, *question), (memoryview(b"beside"),))
-
-    def event(self, connection: Any, number: int, kind: str, content: Any) -> None:
-        self.events.append((number, kind, content))
-
-
-class Server(BulkConnection):
-    """Keeps what arrives, until the test replies."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(None, BulkChannel(BulkStream(sock)), {})
-        self.requests: list[tuple[int, str, Any, Any]] = []
-        self.replies: list[tuple[int, Any, Any]] = []
-
-    def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
-        self.requests.append((seq, verb, args, [bytes(buffer) for buffer in frame.buffers]))
-
-    def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:
-        self.replies.append((seq, value, [bytes(buffer) for buffer in frame.buffers]))
-
-    def take(self) -> tuple[int, str, Any, Any]:
-        """The next request."""
-        self.dispatch(self._channel.recv())
-        return self.requests.pop(0)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[ClientConnection, Server, Answering]]:
-    """The two ends of a connection, and what answers at the client's."""
-    ours, theirs = socket.socketpair()
-    answering = Answering()
-    client, server = ClientConnection(BulkStream(ours), 1 << 24, answering), Server(theirs)
-    yield client, server, answering
-    client.shut()
-    server.shut()
-
-
-Ends = tuple[ClientConnection, Server, Answering]
 
 
 def test_a_request_has_its_reply(ends: Ends) -> None:
