@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxd.inside import is_inside, running
 from jaxd.origin import rows_of
 from jaxd_protocol.calls import INSIDE, LOST_AGAIN, LOST_ONCE, MAY_REPEAT, ON_VALUES, STRICT
-from jaxd_protocol.elsewhere import ABSENT, BLOCK, Row, Stay, pack_rows
+from jaxd_protocol.elsewhere import ABSENT, Row, Stay, pack_rows
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
@@ -106,15 +106,14 @@ class Encoded(NamedTuple):
         """The same, of the copies that its load has made: the caller's arrays may change."""
         if not load.places:
             return self  # none of it is ever loaded again
-        blocks = {block.number: block.view for block, _ in load.places}
-        rows = {row.leaf: row for row in load.rows}
+        in_blocks = load.in_blocks()
+        absent = {row.leaf for row in load.rows if row.kind in ABSENT}
         rest = iter(load.buffers)
         buffers: list[memoryview] = []
         for owner, data in zip(chain(self.owners, repeat(-1)), self.buffers, strict=False):
-            row = rows.get(owner)
-            if row is not None and row.kind == BLOCK:
-                buffers.append(blocks[row.a][row.b : row.b + len(data)])
-            elif row is not None and row.kind in ABSENT:
+            if owner in in_blocks:
+                buffers.append(in_blocks[owner][: len(data)])
+            elif owner in absent:
                 buffers.append(data)  # an array of jax that the server has: it cannot change
             else:
                 buffers.append(next(rest))

@@ -67,6 +67,11 @@ class Load(NamedTuple):
     places: Sequence[Place] = ()
     spared: Spared | None = None
 
+    def in_blocks(self) -> dict[int, memoryview]:
+        """What lies in blocks, by leaf, with what lies behind it."""
+        blocks = {block.number: block.view for block, _ in self.places}
+        return {row.leaf: blocks[row.a][row.b :] for row in self.rows if row.kind == BLOCK}
+
     def abandon(self) -> None:
         """The server has answered a call that was released before, because nobody waited."""
         if self.spared is not None:

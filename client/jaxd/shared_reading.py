@@ -197,9 +197,9 @@ class SharedReading(BulkConnection):
 
     def _remember(self, seq: int, pending: Pending) -> None:
         """Has a reply to a request, or the connection's end, told to who made it."""
-        with self._lock:
-            self._pending[seq] = pending
-            if pending.attended:
+        self._pending[seq] = pending
+        if pending.attended:
+            with self._lock:
                 self._unattended += 1
 
     def _forget(self, seq: int, pending: Pending) -> bool:

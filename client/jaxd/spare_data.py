@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jaxd.forking import forget_after_fork
-from jaxd_protocol.elsewhere import BLOCK, Row
 
 if TYPE_CHECKING:
     from jaxd.blocks import Block
@@ -82,19 +81,17 @@ class Spare(NamedTuple):
         Returns:
             None where there is no room.
         """
-        blocks = {block.number: block for block, _ in load.places}
-        rows = {row.leaf: row for row in load.rows if row.kind == BLOCK}
+        in_blocks = load.in_blocks()
         owned = list(zip(chain(call.owners, repeat(-1)), call.buffers, strict=False))
-        stays = rows.keys() | call.sources.keys()
+        stays = in_blocks.keys() | call.sources.keys()
         nbytes = sum(len(data) for owner, data in owned if owner not in stays)
         if not room.take(nbytes):
             return None
-        used = [blocks[rows[owner].a] for owner, _ in owned if owner in rows]
         try:
             buffers = [
-                _where_it_lies(blocks, rows[owner], data)
-                if owner in rows
-                else (data if owner in stays else memoryview(bytes(data)))
+                in_blocks.get(owner, data)[: len(data)]
+                if owner in stays
+                else memoryview(bytes(data))
                 for owner, data in owned
             ]
         except BaseException as error:
@@ -102,16 +99,13 @@ class Spare(NamedTuple):
             if isinstance(error, MemoryError):
                 return None
             raise
-        for block in used:
+        blocks = [block for block, _ in load.places]
+        for block in blocks:
             block.hold()
-        return cls(call._replace(buffers=buffers), used, nbytes, room)
+        return cls(call._replace(buffers=buffers), blocks, nbytes, room)
 
     def release(self) -> None:
         """The call is not made again."""
         for block in self.blocks:
             block.release()
         self.room.give_back(self.nbytes)
-
-
-def _where_it_lies(blocks: Mapping[int, Block], row: Row, data: memoryview) -> memoryview:
-    return blocks[row.a].view[row.b : row.b + len(data)]

@@ -74,6 +74,7 @@ class Submission:
         finally:
             if self.future.done():  # perhaps before all of that
                 self._done(self.future)
+                self._cancel(self.future)
 
     def _send(self) -> bool:
         """Sends the call unless nobody wants it any more; False: its connection was lost first."""
@@ -95,7 +96,6 @@ class Submission:
             self._loads.append(load)
             if not self._is_kept:
                 call = self._keep(load)
-            self.future.when_done(self._cancel)  # last: it may take its time, or be interrupted
             connection.submit(
                 "call",
                 call.message(load.rows),
@@ -119,6 +119,7 @@ class Submission:
             self._window = window
             window.acquire()
             self.future.when_done(lambda _: window.release())
+            self.future.when_done(self._cancel)  # last: it may take its time, or be interrupted
 
     @property
     def _is_kept(self) -> bool:

@@ -173,10 +173,8 @@ class ClientConnection(SharedReading):
 
         Interrupted by anything else, it may have been sent: the reply is read when it comes.
         """
-        self._pending[number] = pending
+        self._remember(number, pending)
         if pending.attended:
-            with self._lock:
-                self._unattended += 1
             self._attend()
         try:
             self._send(number, verb, args, buffers)
