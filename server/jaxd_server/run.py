@@ -50,6 +50,7 @@ class Run:
         leaves: the arrays that the executable takes.
 
     Attributes:
+        leaves: its arguments, until it is delivered.
         results: what it returns, once it is dispatched.
         taker: a later run that was given what this one returns, while this one was not done.
         dispatched: set once it is dispatched, of one that takes what others return.
@@ -177,6 +178,7 @@ class Run:
             Exception: what jax raises when the computation failed.
         """
         value, buffers = self._delivered()
+        self.leaves = ()  # free from now on, not only when a slow client has read the reply
         if self.call.not_kept:
             told = value if self._staying else (*value, b"", b"")
             return (*told, pack_ids(self.call.not_kept)), buffers

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -298,6 +299,19 @@ def test_what_comes_home_is_waited_for_first() -> None:
     assert {*map(id, run.likely_left())} == {*map(id, made)}
     run.undo()
     assert list(run.likely_left()) == []
+
+
+def test_what_the_device_has_read_is_free_before_the_reply_is_sent() -> None:
+    """Whoever sends it holds the run meanwhile, and a client may take its time to read."""
+    run = by_hand(Desk(), Source(twice), lambda x: [jnp.asarray(x) + 1] * 2)
+    argument = jnp.zeros(3)
+    seen = weakref.ref(argument)
+    run.leaves = [argument]
+    del argument
+    run.dispatch()
+    assert seen() is not None  # it may have to be dispatched once more
+    run.deliver()
+    assert seen() is None
 
 
 def slow(state: Any, batch: Any) -> Any:
