@@ -48,12 +48,15 @@ class Variant:
         start: brings it to the point where it can be measured again and again.
         needs: importable modules without which it is left out.
         flag: the command line flag without which it is left out, if any.
+        is_restless: whether it has processes that work while nobody asks them; it is started anew
+            for each round, so that they take no processor time from what is measured beside it.
     """
 
     name: str
     start: Callable[[Stage], Sampler]
     needs: tuple[str, ...] = ()
     flag: str | None = None
+    is_restless: bool = False
 
     def missing(self, stage: Stage) -> str | None:
         """Why this variant cannot be measured here, or None when it can."""
@@ -173,11 +176,24 @@ def measure(row: Row, stage: Stage, rounds: int, report: Report = lambda _: None
         samplers = {}
         for variant in present:
             try:
-                samplers[variant.name] = variant.start(own)
+                samplers[variant.name] = _started(variant, own)
             except LeftOut as why:
                 left_out[variant.name] = str(why)
         figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"))
     return RowResult(row, figures, left_out)
+
+
+def _started(variant: Variant, stage: Stage) -> Sampler:
+    if not variant.is_restless:
+        return variant.start(stage)
+
+    def sample() -> float:
+        with stage.fresh() as visit:
+            sampler = variant.start(visit)
+            sampler()  # a warm-up, as the others have had
+            return sampler()
+
+    return sample
 
 
 def interleave(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -116,6 +118,31 @@ def test_what_is_not_installed_is_left_out_and_said(stage: Stage) -> None:
     result = measure(row_of(FASTER, CLOSE, UNKNOWN), stage, rounds=2)
     assert [o.verdict for o in result.outcomes] == ["pass", "miss", "not measured"]
     assert result.left_out == {"absent": "no nosuchmodule here"}
+
+
+def test_what_never_rests_is_there_only_while_it_is_measured(stage: Stage) -> None:
+    """Its processes would take time from what is measured beside it."""
+    told: list[str] = []
+
+    def sampler(name: str) -> Sampler:
+        told.append(f"{name} starts")
+
+        def sample() -> float:
+            told.append(name)
+            return float(len(name))
+
+        return sample
+
+    def restless(own: Stage) -> Sampler:
+        own.enter(closing(SimpleNamespace(close=lambda: told.append("restless ends"))))
+        return sampler("restless")
+
+    quiet = Variant("quiet", lambda _: sampler("quiet"))
+    variants = (quiet, Variant("restless", restless, is_restless=True))
+    result = measure(Row("made-up", "A made-up row", variants, ()), stage, rounds=1)
+    visit = ["restless starts", "restless", "restless", "restless ends"]
+    assert told == ["quiet starts", *(["quiet", *visit] * 2)]
+    assert result.medians == {"quiet": 5, "restless": 8}
 
 
 def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: Stage) -> None:

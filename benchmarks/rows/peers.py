@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from benchmarks.harness import Sampler, Variant
 from benchmarks.isolation import loopback_only
 from benchmarks.processes import Driver
 from benchmarks.stage import Stage
 
-__all__ = ["dask", "naive", "ray"]
+__all__ = ["dask", "dask_variant", "naive", "ray", "ray_variant"]
 
 FEW = 64
 """Bytes of a large array that nobody sends."""
@@ -33,3 +36,13 @@ def dask(stage: Stage, nbytes: int = FEW) -> Driver:
     """A client of a Dask worker."""
     prefix = stage.enter(loopback_only())
     return stage.driver("benchmarks.drivers.dask_submit", str(nbytes), prefix=prefix)
+
+
+def ray_variant(start: Callable[[Stage], Sampler]) -> Variant:
+    """One that a cluster of Ray is started for."""
+    return Variant("Ray actor", start, ("ray", "jax"), "ray", is_restless=True)
+
+
+def dask_variant(start: Callable[[Stage], Sampler]) -> Variant:
+    """One that a scheduler and a worker of Dask are started for."""
+    return Variant("Dask submit", start, ("distributed", "jax"), "dask", is_restless=True)

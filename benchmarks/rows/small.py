@@ -50,13 +50,8 @@ SMALL_CALL = Row(
         Variant("rpyc echo", _echo),
         Variant("local jit", _local_jit, needs=("jax",)),
         Variant("naive server", _peer(peers.naive), needs=("jax",)),
-        Variant("Ray actor", _peer(peers.ray), needs=("ray", "jax"), flag="ray"),
-        Variant(
-            "Dask submit",
-            _peer(peers.dask, "slow_calls"),
-            needs=("distributed", "jax"),
-            flag="dask",
-        ),
+        peers.ray_variant(_peer(peers.ray)),
+        peers.dask_variant(_peer(peers.dask, "slow_calls")),
     ),
     comparisons=(
         Comparison(

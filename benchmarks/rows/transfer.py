@@ -99,8 +99,8 @@ def _arguments(nbytes: int) -> Iterator[Variant]:
     yield Variant("handle", _jaxd("unix", "any", "handle", nbytes), _JAXD)
     yield Variant("small call", _jaxd("unix", "any", "small", nbytes), _JAXD)
     yield Variant("naive server", _naive(nbytes), ("jax",))
-    yield Variant("Ray actor", _peer(peers.ray, nbytes), ("ray", "jax"), "ray")
-    yield Variant("Dask submit", _peer(peers.dask, nbytes), ("distributed", "jax"), "dask")
+    yield peers.ray_variant(_peer(peers.ray, nbytes))
+    yield peers.dask_variant(_peer(peers.dask, nbytes))
 
 
 _RATIOS: Final = (
