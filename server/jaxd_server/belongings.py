@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxd_protocol.calls import FAILED, OK
@@ -43,7 +44,7 @@ class Belongings:
         """Whether a call on values could start at once."""
         return self._session.lane.is_idle
 
-    def run_in_order(
+    def enter(
         self,
         stay: Stay,
         start: Callable[[], Finish],
@@ -51,30 +52,30 @@ class Belongings:
         *,
         here: bool,
         is_short: bool,
-    ) -> bool:
-        """Takes a call on values: in order, and once, however often it is sent.
-
-        Returns whether it is new: one that was sent before is answered when that one is.
+    ) -> tuple[bool, Callable[[], None]]:
+        """Gives a call on values its place: in order, and once, however often it is sent.
 
         Args:
             stay: says which call it is.
             start: starts it.
             send: sends its reply.
-            here: whether to run it in this very thread, if it can start at once.
-            is_short: whether it may be started in this very thread.
+            here: whether to run it in the calling thread, if it can start at once.
+            is_short: whether it may be started in the calling thread.
+
+        Returns:
+            Whether it is new: one that was sent before is answered when that one is. And what goes
+            on with it: while that runs, another thread may read what comes behind it.
         """
         session = self._session
 
         def settle(reply: Reply) -> None:
             session.remembered.answer(stay.number, reply)
 
-        def put() -> None:
-            session.lane.put(start, settle, is_short=is_short)
-
-        is_new = session.remembered.meet(stay.number, stay.acked, send, put)
-        if is_new and not (here and session.lane.try_now(start, settle)):
-            put()
-        return is_new
+        again = partial(session.lane.put, start, settle, is_short=is_short)
+        known = session.remembered.meet(stay.number, stay.acked, send, again)
+        if known is not None:
+            return False, known
+        return True, session.lane.enter(start, settle, is_short=is_short, at_once=here)
 
     def skeleton(self, told: bytes) -> bytes:
         """The skeleton that a call has.

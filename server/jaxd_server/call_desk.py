@@ -144,29 +144,19 @@ class CallDesk:
         is_short = warm is not None and warm.starts_quickly
         if is_quick:  # also when it waits for others, it is not worth being able to give it up
             here = self._own.is_idle
-            run = partial(self._own.run_in_order, call.stay, start, send, here=here)
-            if here or is_short:
-                return self._here(partial(run, is_short=is_short))
-            run(is_short=False)
-            return None
+            _, go_on = self._own.enter(call.stay, start, send, here=here, is_short=is_short)
+            return self._here(go_on) if here or is_short else go_on()
         phase: Phase = "waiting" if plan is None or plan.executable is None else "running"
         with self._open.opened(call, nbytes) as one:
             one.is_in_order = True
             one.settle = partial(self._session.remembered.answer, call.stay.number)
-            begin, stay = partial(in_lane, one, phase, start), call.stay
-
-            def put() -> None:
-                new = self._own.run_in_order(
-                    stay, begin, one.answer_in_lane, here=False, is_short=is_short
-                )
-                if not new:
-                    one.settle = _leave  # what it does to values is up to the first
-
-            if is_short:
-                self._here(put)
-            else:
-                put()
-        return None
+            begin = partial(in_lane, one, phase, start)
+            is_new, go_on = self._own.enter(
+                call.stay, begin, one.answer_in_lane, here=False, is_short=is_short
+            )
+            if not is_new:
+                one.settle = _leave  # what it does to values is up to the first
+            return self._here(go_on) if is_short else go_on()
 
     def _warm(self, plan: Plan | None) -> Executable | None:
         """What runs a call, when there is nothing that it would have to wait for."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from jaxd_server.in_order import InOrder
@@ -54,32 +55,46 @@ class Lane:
         """Whether no call is being started or waits for that."""
         return not (self._starts or self._waiting)
 
-    def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
-        """Has a call started when its turn comes.
+    def enter(
+        self, start: Start, send: Send, *, is_short: bool = False, at_once: bool = False
+    ) -> Callable[[], None]:
+        """Gives a call its place behind those that came before, in no time.
 
         Args:
             start: starts it.
             send: sends its reply.
-            is_short: whether it is started in no time; then it may be in this very thread.
+            is_short: whether it is started in no time; then it may be in the calling thread.
+            at_once: whether it is run in the calling thread, whole, when nothing is before it.
+
+        Returns:
+            What goes on with it, or with those before it; to be called, perhaps much later.
         """
+        if at_once and self._claim():
+            return partial(self._run, start, send)
         self._waiting.append(_Call(start, send, is_short))
-        self._go_on()
+        return self._go_on
+
+    def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
+        """Has a call started when its turn comes; see `enter`."""
+        self.enter(start, send, is_short=is_short)()
 
     def then(self, job: Callable[[], None]) -> None:
         """Has `job` done when all calls that came before it were started; at once if they were."""
         self._waiting.append(_Job(job))
         self._go_on()
 
-    def try_now(self, start: Start, send: Send) -> bool:
-        """Runs a call in this thread if no other is being started or waits; whether it did."""
+    def _claim(self) -> bool:
+        """Whether no other call is being started or waits; then nobody else starts any."""
         with self._lock:
             if self._starts or self._waiting:
                 return False
             self._starts = True
+            return True
+
+    def _run(self, start: Start, send: Send) -> None:
         send(start()())
         self._started()
         self._go_on()
-        return True
 
     def _go_on(self) -> None:
         """Starts what may be started, until one takes long: that has a thread for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from jaxd_protocol.calls import FAILED, is_failure
@@ -58,8 +59,12 @@ class Remembered:
     def __len__(self) -> int:
         return len(self._replies)
 
-    def meet(self, number: int, acked: int, send: Send, again: Again = lambda: None) -> bool:
-        """Whether a call is new; one that is not is answered with the reply of the first time.
+    def meet(
+        self, number: int, acked: int, send: Send, again: Again = lambda: None
+    ) -> Callable[[], None] | None:
+        """None when a call is new.
+
+        Else what answers it, with the reply of the first time; nothing to do when that still runs.
 
         Args:
             number: of the call.
@@ -75,9 +80,8 @@ class Remembered:
             if reply is None:
                 is_new = number not in self._open
                 self._open.setdefault(number, []).append((send, again))
-                return is_new
-        send(reply)
-        return False
+                return None if is_new else _nothing
+        return partial(send, reply)
 
     def answer(self, number: int, reply: Reply) -> None:
         """A call is done: has its reply sent to all who asked, and remembers it.
@@ -122,3 +126,7 @@ def _never_ran(reply: Reply) -> bool:
     """Whether a call failed because its client was gone when it was asked for the function."""
     kind, *rest = reply[0]
     return kind == FAILED and rest[1:] == [b""] and is_failure(rest[0], ConnectionLost)
+
+
+def _nothing() -> None:
+    pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,15 +36,21 @@ class Scene:
         self.sent: list[tuple[int, Reply]] = []
 
     def start(self, number: int) -> Finish:
-        """Runs a call."""
+        """Runs a call, which makes a value with its number."""
         self.runs.append(number)
+        made = Value(None, Leaf("A", "float32", (2,)), 8, "f")
+        self.values.add(self.session.values, {number: made})
         return lambda: ((number,), ())
 
     def call(self, number: int, *, here: bool = False, acked: int = 0) -> None:
         """A call on values arrives."""
-        stay = Stay(number, -1, 0, acked)
-        send = partial(self._send, number)
-        self.own.run_in_order(stay, partial(self.start, number), send, here=here, is_short=False)
+        self.enter(number, here=here, acked=acked)()
+
+    def enter(self, number: int, *, here: bool, acked: int = 0) -> Callable[[], None]:
+        """It has its place; goes on with it."""
+        stay, send = Stay(number, -1, 0, acked), partial(self._send, number)
+        start = partial(self.start, number)
+        return self.own.enter(stay, start, send, here=here, is_short=True)[1]
 
     def _send(self, number: int, reply: Reply) -> None:
         self.sent.append((number, reply))
@@ -72,6 +79,17 @@ def test_calls_run_in_the_order_in_which_they_came(scene: Scene) -> None:
         scene.call(number, here=number % 3 == 0)
     until(lambda: len(scene.sent) == 20)
     assert scene.runs == list(range(20))
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_comes_behind_a_call_stays_behind_it(scene: Scene, here: bool) -> None:
+    """Whoever read it is held up, and another thread reads on."""
+    go_on = scene.enter(0, here=here)
+    scene.own.drop(pack_ids([0]))
+    scene.enter(1, here=here)()
+    go_on()
+    until(lambda: len(scene.sent) == 2)
+    assert (scene.runs, list(scene.session.values.values)) == ([0, 1], [1])
 
 
 def test_what_is_dropped_goes(scene: Scene) -> None:

@@ -93,6 +93,32 @@ def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: Shop) -> No
     assert float(double(np.float32(4))) == 8.0
 
 
+def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is read by another thread, and takes what the first has yet to make."""
+    client, sentry = shop.client(), shop.parts._workshop.sentry
+    step = client.persistent_call(lambda x: x + 1)
+    x = client.put(np.zeros(1 << 15, np.float32))
+    for _ in range(20):
+        jax.block_until_ready(step(x))  # from now on, who reads it begins it
+    held, goes_on, rouse = threading.Event(), threading.Event(), sentry.rouse
+
+    def hold_up_the_first() -> None:
+        rouse()
+        if not held.is_set():
+            held.set()
+            goes_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(sentry, "rouse", hold_up_the_first)
+    first = step(x)
+    second = step(first)
+    assert held.wait(PATIENCE_S)
+    client.info()  # is read behind both
+    goes_on.set()
+    np.testing.assert_array_equal(np.asarray(second), np.full(1 << 15, 2))
+
+
 def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(shop: Shop) -> None:
     """Neither those of the same connection nor others'."""
     client, other = shop.client(), shop.client()

@@ -4,6 +4,8 @@ import threading
 from functools import partial
 from typing import Any
 
+import pytest
+
 from jaxd_server.lane import AHEAD, Lane
 from jaxd_server.replies import Finish, Reply
 from tests.server.staging import PATIENCE_S, at_once, start, until
@@ -92,22 +94,34 @@ def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
 
 
 def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
-    """In the thread that asks; otherwise not at all."""
+    """In the thread that asks; otherwise behind it."""
     lane, work = Lane(), Work()
-    assert lane.try_now(partial(work.start, "now"), work.send)
+    lane.enter(partial(work.start, "now"), work.send, at_once=True)()
     assert work.replies == ["now"]
     work.put(lane, "held", held=True)
     assert not lane.is_idle
-    assert not lane.try_now(partial(work.start, "no"), work.send)
+    lane.enter(partial(work.start, "behind"), work.send, at_once=True)()
     work.gate("held").set()
-    until(lambda: work.replies == ["now", "held"])
+    until(lambda: work.replies == ["now", "held", "behind"])
     until(lambda: lane.is_idle)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> None:
+    """Whoever read it may be held up; then another thread brings the next one."""
+    lane, work = Lane(), Work()
+    go_on = lane.enter(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
+    work.put(lane, 1)
+    lane.then(lambda: work.log.append("then"))
+    go_on()
+    until(lambda: len(work.replies) == 2 and "then" in work.log)
+    assert [line for line in work.log if "finish" not in line] == ["start 0", "start 1", "then"]
 
 
 def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
     """And is started when that is done, by a thread of its own."""
     lane, work = Lane(), Work()
-    first = start(lane.try_now, partial(work.start, "first", held=True), work.send)
+    first = start(lane.enter(partial(work.start, "first", held=True), work.send, at_once=True))
     until(lambda: not lane.is_idle)
     work.put(lane, "second")
     work.gate("first").set()
@@ -184,8 +198,7 @@ def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     def many(index: int) -> None:
         for turn in range(200):
             call = partial(begin, (index, turn))
-            if turn % 3 or not lane.try_now(call, work.send):
-                lane.put(call, work.send, is_short=turn % 2 == 0)
+            lane.enter(call, work.send, is_short=turn % 2 == 0, at_once=turn % 3 > 0)()
 
     assert at_once(4, many) == [None] * 4
     until(lambda: len(work.replies) == 800)
