@@ -33,6 +33,8 @@ class Drops:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._is_awake = False
         self._thread: threading.Thread | None = None
+        self._was_started = False
+        self._lock = threading.Lock()  # guards the thread; `add` must not take it
 
     def add(self, id: int) -> None:  # noqa: A002
         """Takes note of one. From any thread, and in a garbage collection: nothing is locked."""
@@ -56,14 +58,36 @@ class Drops:
 
     def start(self) -> None:
         """From now on, what no call takes along is told all the same."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="jaxd-drops", daemon=True)
-            self._thread.start()
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None:
+                wake = self._wake = SimpleQueue()
+                self._is_awake = False
+                self._thread = threading.Thread(
+                    target=self._run, args=(wake,), name="jaxd-drops", daemon=True
+                )
+                self._was_started = True
+                self._thread.start()
+        self.retry()
+
+    def retry(self) -> None:
+        """Tells what could not be told before."""
+        if self._gone:
+            self._awake()
+
+    def stop(self) -> None:
+        """The connection was closed: nothing is told without a call until there is another one."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._wake.put(False)
 
     def abandon(self) -> None:
         """In the child of a fork: the values are the parent's, and so is the thread."""
         self._gone = deque(maxlen=0)
         self._is_awake = True
+        self._lock = threading.Lock()
 
     def _drain(self) -> list[int]:
         found: list[int] = []
@@ -74,17 +98,19 @@ class Drops:
         return found
 
     def again(self) -> None:
-        """A connection was lost, and perhaps what was told over it: it is told once more.
+        """There is another connection; what was told over the last one is told once more.
 
         To let go of a value twice does no harm: no id is used twice.
         """
+        if self._was_started:
+            self.start()
         told = list(self._told)
         self._told.clear()
         for each in told:
             self.add(each)
 
-    def _run(self) -> None:
-        while self._wake.get():
+    def _run(self, wake: SimpleQueue[bool]) -> None:
+        while wake.get():
             time.sleep(_BATCH_S)
             self._is_awake = False
             gone = self._drain()

@@ -110,6 +110,7 @@ class Flights:
                 connection = self._connect()
                 self._recover()  # what was lost comes first
                 flight.renumber()
+                flight.connection = connection  # first: for others it is not stranded
                 self._open[flight.number] = flight
                 try:
                     self._send(flight, connection)
@@ -236,6 +237,8 @@ class Flights:
     def _recover(self) -> None:
         """Sends again, in order, what was on its way when a connection was lost."""
         with self._in_order():
+            if not self.has_stranded():
+                return
             while self.has_stranded():
                 connection = self._connect()
                 try:
@@ -244,6 +247,7 @@ class Flights:
                             self._again(flight, connection)
                 except ConnectionLost:
                     continue
+        self._drops.retry()  # it waited for the calls that make these values
 
     def has_stranded(self) -> bool:
         """Whether calls were on their way when a connection was lost, and were not sent again."""

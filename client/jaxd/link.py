@@ -105,6 +105,8 @@ class Link:
         with self._lock:
             connection, self._connection = self._connection, None
             left, self._left = self._left, []
+            if self.remote is not None:
+                self.remote.drops.stop()
         for one in (connection, *left):
             if one is not None:
                 one.retire()
@@ -202,6 +204,8 @@ class Link:
         if self.remote is not None and self.session == welcome["session"]:
             self.remote.drops.again()
         else:
+            if self.remote is not None:
+                self.remote.drops.stop()
             self.session = welcome["session"]
             self.remote = RemoteValues(self, self.session, str(self.address), connection.worker)
             make = partial(_make_sent_before, self.remote.drops, self.address, self.settings)

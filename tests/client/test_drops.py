@@ -86,6 +86,45 @@ def test_the_thread_ends_when_nobody_is_there() -> None:
     assert told.messages == [(1,)]
 
 
+def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
+    """What went meanwhile is told by that one, and nothing before."""
+    told = Told()
+    drops = Drops(told)
+    drops.again()
+    assert not drops._was_started  # there has been nothing to tell
+    drops.start()
+    first = drops._thread
+    drops.stop()
+    drops.stop()
+    assert first is not None
+    first.join(10)
+    assert not first.is_alive()
+    drops.add(1)
+    drops.again()
+    wait_until(lambda: told.messages == [(1,)])
+    drops.add(2)
+    wait_until(lambda: told.messages == [(1,), (2,)])
+
+
+def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
+    """Who knows that there is somebody again."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    drops.retry()
+
+    def keep(ids: bytes) -> bool:
+        drops.put_back(ids)
+        return True
+
+    drops._tell = keep
+    drops.add(1)
+    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
+    drops._tell = told
+    drops.retry()
+    wait_until(lambda: told.messages == [(1,)])
+
+
 def test_the_child_of_a_fork_tells_nothing() -> None:
     """The values are its parent's."""
     drops = Drops(Told())

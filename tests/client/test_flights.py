@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +32,11 @@ class Connection:
         self.refuses: Exception | None = None
         self.interrupts = False
         self.waiting: list[Pending] = []
+        self.looks: Callable[[], object] = lambda: None
         self._numbers = iter(range(1, 1000))
 
     def number(self) -> int:
+        self.looks()
         return next(self._numbers)
 
     def launch(
@@ -96,9 +98,15 @@ class Server:
         )
         connect: Any = self.connect
         self.put_back: list[bytes] = []
-        drops: Any = SimpleNamespace(take=lambda: self.drops, put_back=self.put_back.append)
+        self.retried = 0
+        drops: Any = SimpleNamespace(
+            take=lambda: self.drops, put_back=self.put_back.append, retry=self.retry
+        )
         self.routes = routes
         self.flights = Flights(connect, routes, drops, lambda *_: None)
+
+    def retry(self) -> None:
+        self.retried += 1
 
     def connect(self) -> Connection:
         if self.gone is not None:
@@ -124,6 +132,24 @@ def server() -> Server:
 def numbers(connection: Connection) -> list[int]:
     """Of the calls that it was sent."""
     return [number for number, *_ in connection.sent]
+
+
+def test_a_call_that_is_being_sent_is_not_one_that_was_lost(server: Server) -> None:
+    """Whoever has something to tell the server looks at any time, and would wait for it."""
+    seen: list[bool] = []
+    server.connections[0].looks = lambda: seen.append(server.flights.has_stranded())
+    server.launch()
+    assert seen == [False]
+
+
+def test_what_waits_for_lost_calls_is_told_behind_them(server: Server) -> None:
+    """Once, when they are on their way again."""
+    server.launch()
+    server.launch()
+    assert server.retried == 0
+    server.connections[0].lose()
+    server.launch()
+    assert server.retried == 1
 
 
 def test_each_says_up_to_where_replies_have_come(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxd.link import Link
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import NoServer, ProtocolError
+from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 
 
@@ -30,6 +32,27 @@ def test_values_outlive_a_connection(link: Link) -> None:
     assert link.values() is values
     assert link.connection().alive
     assert link.values() is values
+
+
+def test_no_thread_outlives_its_connection_or_its_session(link: Link) -> None:
+    """A process may make clients again and again."""
+
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "jaxd-drops"]
+
+    others = threads()
+    for _ in range(3):
+        link.values().drops.start()
+        link.connection().shut()
+        link.session = None
+        link.connection()  # of another session
+        link.values().drops.start()
+    assert len(threads()) > len(others)
+    link.close()
+    wait_until(lambda: threads() == others)
+    link.connection()
+    assert len(threads()) == len(others) + 1
+    link.close()
 
 
 def test_messages_about_another_session_are_of_no_use(link: Link) -> None:
