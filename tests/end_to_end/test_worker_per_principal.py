@@ -28,6 +28,7 @@ from jax.experimental import io_callback
 from jaxd import Client, connect, errors
 from jaxd.control_client import ask
 from jaxd_protocol.accounts import add_account, remove_account
+from tests.end_to_end.gates import wait_until
 from tests.live_server import ROOT, LiveServer, source_environment
 from tests.server.staging import until
 
@@ -357,7 +358,7 @@ def test_what_a_worker_says_is_believed_of_itself_only(house: House) -> None:
     with pytest.raises(errors.JaxdError):
         house.alice.persistent_call(lies)(X)
     assert house.alice.persistent_call(double)(X).tolist() == [2.0] * 3
-    assert pid_of(house.alice) != alices
+    wait_until(lambda: pid_of(house.alice) != alices)
     assert house.bob.info() == bobs
     rows = house.rows()
     assert rows["account:bob"]["worker_state"] == "ready"

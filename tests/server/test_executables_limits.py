@@ -18,7 +18,7 @@ from jaxd_server.marshal import read_leaves
 from jaxd_server.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
 from tests.server.in_process import Kitchen, Source, encode, function_of
-from tests.server.staging import at_once
+from tests.server.staging import at_once, until
 
 MIB = 1 << 20
 IDENTITY = function_of(lambda x: x)
@@ -53,7 +53,9 @@ class Table:
         skeleton, blob, buffers = encode(args)
         layout = self.pool.layout(IDENTITY.key, skeleton)
         arguments = layout.build(read_leaves(layout.whole, blob, buffers))
-        return self.pool.obtain(IDENTITY, skeleton, layout, arguments, lambda: one)
+        made = self.pool.obtain(IDENTITY, skeleton, layout, arguments, lambda: one)
+        until(lambda: one.serial not in self.pool._makers)  # its thread holds it a moment longer
+        return made
 
     @property
     def here(self) -> list[int]:
