@@ -5,6 +5,7 @@ VENV ?= .venv
 BENCH_ARGS ?=
 FUZZ_S ?= 600
 FUZZ_ARGS ?=
+PAUSES ?= 0.003
 SOAK_S ?= 1200
 SOAK_ARGS ?=
 TEST_ARGS ?=
@@ -30,7 +31,7 @@ parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak faults fuzz lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak faults fuzz pauses lint lint-docker bench clean
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -39,6 +40,8 @@ help:
 	@echo '             for SOAK_S=1200 seconds, 0 for not at all (SOAK_ARGS="--seed 7")'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and look who notices'
 	@echo 'make fuzz    bytes that nobody would send, for FUZZ_S=600 seconds (FUZZ_ARGS="frames message")'
+	@echo 'make pauses  the test suite while every thread stops between lines now and then, which shows'
+	@echo '             what depends on which is faster (PAUSES=0.003 of all lines)'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
@@ -63,6 +66,9 @@ faults: $(VENV)/.dev
 
 fuzz: $(VENV)/.fuzz
 	@PYTHONPATH=client:server:shared $(bin)/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
+
+pauses: $(VENV)/.dev
+	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 $(parallel) $(TEST_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)

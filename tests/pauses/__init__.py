@@ -1,0 +1,1 @@
+"""For `make pauses`; only this folder itself is on its path."""

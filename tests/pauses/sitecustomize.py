@@ -1,0 +1,50 @@
+"""Threads stop between two lines of jaxd now and then, as on a machine that has too much to do.
+
+Python imports this when it starts and `tests/pauses` is on its path, which `make pauses` sees to.
+What then fails depends on which thread is faster: the program has a race, or its test has one.
+PAUSES is how often, of all lines: 0.003 finds much and makes the tests twice as slow.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, Final
+
+SHARE: Final = float(os.environ.get("PAUSES", "0"))
+
+SECONDS: Final = (0.0, 0.001, 0.01, 0.03)
+"""The longest is six times as long as a reader may be held up before another takes its place."""
+
+OF_JAXD: Final = tuple(
+    map(os.path.normpath, ("client/jaxd", "server/jaxd_server", "shared/jaxd_protocol"))
+)
+
+OF_ONE_THREAD: Final = ("fingerprint", "packing", "identity", "commands")
+"""Much work, and nobody else to be slower than."""
+
+_random: Final = random.Random()
+_are_of_interest: dict[str, bool] = {}
+
+
+def pause(frame: FrameType, event: str, _: Any) -> Any:
+    """Traces a thread; see `sys.settrace`."""
+    if event == "call":
+        path = frame.f_code.co_filename
+        if path not in _are_of_interest:
+            _are_of_interest[path] = any(name in path for name in OF_JAXD) and not any(
+                name in path for name in OF_ONE_THREAD
+            )
+        return pause if _are_of_interest[path] else None
+    if event == "line" and _random.random() < SHARE:
+        time.sleep(_random.choice(SECONDS))
+    return pause
+
+
+if SHARE:
+    threading.settrace(pause)
+    sys.settrace(pause)
