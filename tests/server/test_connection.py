@@ -97,11 +97,12 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is read by another thread, and takes what the first has yet to make."""
+    monkeypatch.setattr(executable, "QUICK_S", PATIENCE_S)  # who reads a warm call begins it
     client, sentry = shop.client(), shop.parts._workshop.sentry
     step = client.persistent_call(lambda x: x + 1)
     x = client.put(np.zeros(1 << 15, np.float32))
     for _ in range(20):
-        jax.block_until_ready(step(x))  # from now on, who reads it begins it
+        jax.block_until_ready(step(x))
     held, goes_on, rouse = threading.Event(), threading.Event(), sentry.rouse
 
     def hold_up_the_first() -> None:
