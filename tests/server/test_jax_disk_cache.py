@@ -86,7 +86,8 @@ def _jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """jax's cache is one for the whole process."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     with monkeypatch.context() as patches:
-        patches.setattr(compilation_cache, "get_file_cache", compilation_cache.get_file_cache)
+        for name in ("get_file_cache", "is_cache_used"):
+            patches.setattr(compilation_cache, name, getattr(compilation_cache, name))
         yield
     for name, value in before.items():
         jax.config.update(name, value)
@@ -147,6 +148,35 @@ def test_it_can_be_bypassed(shelf: Shelf, count: Count) -> None:
     assert (count.both, shelf.entries) == ((3, 1), kept)
     run_once(5.5)
     assert count.both == (3, 2)
+
+
+def test_what_bypasses_it_costs_no_key_and_is_not_written(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both keep all other threads from running Python; installed twice, it is still as it was."""
+    assert install(shelf, "/nowhere")
+    asked: list[str] = []
+    for name in ("get_cache_key", "put_executable_and_time"):
+        jaxs = getattr(compilation_cache, name)
+
+        def ask(*args: Any, name: str = name, jaxs: Any = jaxs, **options: Any) -> Any:
+            asked.append(name)
+            return jaxs(*args, **options)
+
+        monkeypatch.setattr(compilation_cache, name, ask)
+    with bypassed():
+        run_once(5.75)
+    assert (asked, shelf.reads) == ([], 0)
+    run_once(5.75)
+    assert asked == ["get_cache_key", "put_executable_and_time"]
+
+
+def test_what_bypasses_it_was_compiled_whatever_was_found_before(count: Count) -> None:
+    """A hit that failed later says nothing of the next one."""
+    monitoring.record_event("/jax/compilation_cache/cache_hits")
+    with bypassed():
+        monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
+    assert count.both == (1, 0)
 
 
 def test_names_have_one_length(shelf: Shelf, count: Count) -> None:
@@ -288,7 +318,7 @@ def test_an_entry_that_jax_cannot_read_is_compiled_again(
     assert result.tolist() == right.tolist()
 
 
-@pytest.mark.parametrize("move", ["get_file_cache", "reset_cache"])
+@pytest.mark.parametrize("move", ["get_file_cache", "is_cache_used", "reset_cache"])
 def test_a_jax_whose_names_have_moved_has_no_cache(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
