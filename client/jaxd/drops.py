@@ -33,7 +33,8 @@ class Drops:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._is_awake = False
         self._thread: threading.Thread | None = None
-        self._was_started = False
+        self._is_wanted = False  # whether there has ever been something to tell
+        self._is_stopped = False
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
 
     def add(self, id: int) -> None:  # noqa: A002
@@ -57,19 +58,23 @@ class Drops:
             self._awake()
 
     def start(self) -> None:
-        """From now on, what no call takes along is told all the same."""
+        """From now on, what no call takes along is told all the same; while one is connected."""
         if self._thread is not None:
             return
         with self._lock:
-            if self._thread is None:
-                wake = self._wake = SimpleQueue()
-                self._is_awake = False
-                self._thread = threading.Thread(
-                    target=self._run, args=(wake,), name="jaxd-drops", daemon=True
-                )
-                self._was_started = True
-                self._thread.start()
+            self._is_wanted = True
+            self._begin()
         self.retry()
+
+    def _begin(self) -> None:
+        """The lock is held."""
+        if self._thread is not None or self._is_stopped:
+            return
+        wake: SimpleQueue[bool] = SimpleQueue()
+        thread = threading.Thread(target=self._run, args=(wake,), name="jaxd-drops", daemon=True)
+        with suppress(RuntimeError):  # the system has no more threads: calls take it along
+            thread.start()
+            self._wake, self._is_awake, self._thread = wake, False, thread
 
     def retry(self) -> None:
         """Tells what could not be told before."""
@@ -79,6 +84,7 @@ class Drops:
     def stop(self) -> None:
         """The connection was closed: nothing is told without a call until there is another one."""
         with self._lock:
+            self._is_stopped = True
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._wake.put(False)
@@ -102,12 +108,13 @@ class Drops:
 
         To let go of a value twice does no harm: no id is used twice.
         """
-        if self._was_started:
-            self.start()
         told = list(self._told)
         self._told.clear()
         for each in told:
             self.add(each)
+        self._is_stopped = False
+        if self._is_wanted:
+            self.start()
 
     def _run(self, wake: SimpleQueue[bool]) -> None:
         while wake.get():

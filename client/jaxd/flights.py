@@ -90,6 +90,7 @@ class Flights:
         self._open.pop(flight.number, None)
         end(error)
         self._over.append(flight)
+        self._drops.retry()  # what was let go of may have waited for it
 
     def launch(self, flight: Flight) -> None:
         """Sends a call; waits while as many are on their way as may be.
@@ -200,9 +201,7 @@ class Flights:
 
     def _send(self, flight: Flight, connection: ClientConnection) -> None:
         number = connection.number()
-        flight.connection = connection
         flight.attempts += 1
-        flight.request = number
         load = flight.load
         if load is None or not self._routes.announce(connection, load.places):
             load = self._load(flight, connection)
@@ -221,6 +220,8 @@ class Flights:
             attended=flight.ended is not None,
             about=flight.call,
         )
+        # not before: what was let go of must not be told before the call that makes it
+        flight.connection, flight.request = connection, number
         flight.pending, was_sent, flight.is_sent = pending, flight.is_sent, True
         try:
             connection.launch("call", message, load.buffers, pending, number)
@@ -258,7 +259,12 @@ class Flights:
 
     def _again(self, flight: Flight, connection: ClientConnection) -> None:
         if flight.attempts < _ATTEMPTS:
-            return self._send(flight, connection)
+            try:
+                return self._send(flight, connection)
+            except ConnectionLost:
+                raise
+            except JaxdError as error:  # its alone: the others are sent
+                return self._end(flight, flight.lose, error)
         lost = ConnectionLost(
             f"the connection to the server was lost {_ATTEMPTS} times while {flight.name} was on "
             "its way. See the server's log, and whether what lies in between ends connections."

@@ -152,6 +152,8 @@ class Link:
         with self._lock:
             if self._connection is None or not self._connection.alive:
                 self._connection = self._connect_again()
+                if self.remote is not None:
+                    self.remote.drops.retry()
                 for left in self._left:
                     left.check()  # the worker behind it has ended by now
                 self._left = [left for left in self._left if left.alive]

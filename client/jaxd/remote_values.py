@@ -89,10 +89,15 @@ class RemoteValues:
         return connection
 
     def _tell(self, ids: bytes) -> bool:
-        if self._link.remote is self and (not self._link.connected or self.calls.has_stranded()):
+        if self._link.remote is self and self._has_to_wait():
             self.drops.put_back(ids)  # the calls that make these values come first
+            if not self._has_to_wait():  # perhaps since before that
+                self.drops.retry()
             return True
         return self._link.tell(self, "drop", ids)
+
+    def _has_to_wait(self) -> bool:
+        return not self._link.connected or self.calls.has_stranded()
 
     def remote(
         self,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxd.drops import Drops
 from jaxd_protocol.elsewhere import pack_ids, unpack_ids
 from tests.end_to_end.gates import wait_until
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Told:
@@ -91,7 +94,7 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     told = Told()
     drops = Drops(told)
     drops.again()
-    assert not drops._was_started  # there has been nothing to tell
+    assert not drops._is_wanted  # there has been nothing to tell
     drops.start()
     first = drops._thread
     drops.stop()
@@ -99,11 +102,34 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     assert first is not None
     first.join(10)
     assert not first.is_alive()
+    drops.start()  # of a call that was still under way
+    assert drops._thread is None
     drops.add(1)
     drops.again()
     wait_until(lambda: told.messages == [(1,)])
     drops.add(2)
     wait_until(lambda: told.messages == [(1,), (2,)])
+
+
+def test_where_there_are_no_more_threads_calls_take_the_news_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next time that one is wanted, it is tried again."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = Told()
+    drops = Drops(told)
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        drops.start()
+        drops.again()
+    drops.add(1)
+    assert unpack_ids(drops.take()) == (1,)
+    drops.add(2)
+    drops.start()
+    wait_until(lambda: told.messages == [(2,)])
 
 
 def test_what_was_put_back_is_told_when_somebody_says_so() -> None:

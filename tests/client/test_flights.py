@@ -152,6 +152,37 @@ def test_what_waits_for_lost_calls_is_told_behind_them(server: Server) -> None:
     assert server.retried == 1
 
 
+def test_a_call_that_is_sent_again_counts_as_lost_until_it_goes_out(server: Server) -> None:
+    """What was let go of must not be told before the call that makes it."""
+    seen: list[bool] = []
+    server.launch()
+    server.connections[0].lose()
+
+    def announce(*_: Any) -> bool:
+        seen.append(server.flights.has_stranded())
+        return True
+
+    server.routes.announce = announce
+    server.launch()
+    assert seen == [True, False]
+
+
+def test_a_call_that_cannot_be_sent_again_ends_alone(server: Server) -> None:
+    """Those behind it are sent, and so is the one that found them lost."""
+    first, second = server.launch(), server.launch()
+    server.connections[0].lose()
+    server.connections.append(Connection())
+    refusals = [LimitExceeded("too large for this server")]
+
+    def look() -> None:
+        server.connections[1].refuses = refusals.pop() if refusals else None
+
+    server.connections[1].looks = look
+    third = server.launch()
+    assert isinstance(first.error, LimitExceeded)
+    assert numbers(server.connections[1]) == [second.number, third.number]
+
+
 def test_each_says_up_to_where_replies_have_come(server: Server) -> None:
     """In whichever order they come."""
     connection = server.connections[0]

@@ -33,6 +33,20 @@ def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) 
     assert unpack_ids(values.drops.take()) == (5, 6)
 
 
+def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
+    """No call needs to come, also when the connection came in between."""
+    values = client.caller.values()
+    values.drops.start()
+    client.close()
+    assert values._tell(pack_ids([5, 6]))
+    client.caller.connection()
+    wait_until(lambda: not values.drops._gone)
+    answers = iter([True, False, False])
+    values._has_to_wait = lambda: next(answers)  # type: ignore[method-assign]
+    assert values._tell(pack_ids([7]))
+    wait_until(lambda: not values.drops._gone)
+
+
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
     """Each time, and without another connection."""
     array = client.put(np.ones(3))

@@ -3,6 +3,9 @@
 Python imports this when it starts and `tests/pauses` is on its path, which `make pauses` sees to.
 What then fails depends on which thread is faster: the program has a race, or its test has one.
 PAUSES is how often, of all lines: 0.003 finds much and makes the tests twice as slow.
+
+Python 3.11 goes round in circles where a function is traced so while an exception waits for another
+thread, as one does that is to interrupt the building of a program; there, a test of that hangs.
 """
 
 from __future__ import annotations
