@@ -98,8 +98,11 @@ def test_a_restart_replaces_the_worker(start_host: StartHost, runtime: Path, pla
     assert code == 0
     lines = [json.loads(line) for line in [*host.said, *said.splitlines()] if line[:1] == "{"]
     order = [(one["event"], one["epoch"]) for one in lines if "epoch" in one]
-    is_ready_first = order.index(("worker_ready", 2)) < order.index(("worker_exited", 1))
-    assert is_ready_first == (platform == "cpu")
+    first_event, then = {
+        "cpu": (("worker_prepared", 2), ("worker_gave_way", 1)),
+        "gpu": (("worker_exited", 1), ("worker_started", 2)),
+    }[platform]
+    assert order.index(first_event) < order.index(then)
 
 
 def test_a_worker_that_is_needed_is_not_replaced(start_host: StartHost, runtime: Path) -> None:
