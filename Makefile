@@ -68,7 +68,7 @@ fuzz: $(VENV)/.fuzz
 	@PYTHONPATH=client:server:shared $(bin)/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
 pauses: $(VENV)/.dev
-	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 $(parallel) $(TEST_ARGS)
+	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 
 test-docker: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m docker -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)

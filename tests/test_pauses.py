@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.live_server import source_environment
+from tests.live_server import run_client, source_environment
 
 PROGRAM = """
 import sys, threading, time
@@ -32,11 +30,5 @@ def test_every_thread_pauses_between_lines_of_jaxd(
     monkeypatch.delenv("PAUSES", raising=False)
     if share:
         monkeypatch.setenv("PAUSES", share)
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=source_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = run_client(PROGRAM, environment=source_environment(tmp_path))
     assert (int(found.stdout) >= least) if least else (int(found.stdout) == 0)
