@@ -153,7 +153,7 @@ class Link:
             if self._connection is None or not self._connection.alive:
                 self._connection = self._connect_again()
                 if self.remote is not None:
-                    self.remote.drops.retry()
+                    self.remote.drops.again()  # now: before, nothing could be told
                 for left in self._left:
                     left.check()  # the worker behind it has ended by now
                 self._left = [left for left in self._left if left.alive]
@@ -203,9 +203,7 @@ class Link:
         connection, welcome = open_connection(
             self.address, self.settings, self.session, self._answers
         )
-        if self.remote is not None and self.session == welcome["session"]:
-            self.remote.drops.again()
-        else:
+        if self.remote is None or self.session != welcome["session"]:
             if self.remote is not None:
                 self.remote.drops.stop()
             self.session = welcome["session"]
