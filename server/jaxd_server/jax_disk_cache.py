@@ -115,20 +115,10 @@ def _replace_jaxs_files(entries: _Entries) -> None:
         raise TypeError("get_file_cache is something else now.")
     if not callable(jaxs.is_cache_used):
         raise TypeError("is_cache_used is something else now.")
-    if not isinstance(jaxs.is_cache_used, _IsUsed):
-        jaxs.is_cache_used = _IsUsed(jaxs.is_cache_used)
+    is_used = jaxs.is_cache_used
+    jaxs.is_cache_used = lambda backend: not _here.bypassed and is_used(backend)
     jaxs.get_file_cache = lambda path: (entries, path)
     jaxs.reset_cache()  # the first compilation had found that there is none
-
-
-class _IsUsed:
-    """What jax asks before it makes a key."""
-
-    def __init__(self, is_used: Callable[[Any], bool]) -> None:
-        self._is_used = is_used
-
-    def __call__(self, backend: Any) -> bool:
-        return not _here.bypassed and self._is_used(backend)
 
 
 class _Entries:
