@@ -16,7 +16,13 @@ from contextlib import contextmanager, suppress
 from jaxd.attendant import Attendant
 from jaxd.pending import Pending
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire import (
+    INTERRUPTIBLE_S,
+    BulkChannel,
+    BulkConnection,
+    BulkStream,
+    Frame,
+)
 from jaxd_protocol.wire.patience import Patience
 
 __all__ = ["LOST", "SharedReading", "ignore"]
@@ -35,6 +41,7 @@ class SharedReading(BulkConnection):
 
     def __init__(self, root: object, stream: BulkStream, max_frame_bytes: int) -> None:
         super().__init__(root, BulkChannel(stream, max_frame_bytes, self._arriving), {})
+        stream.stay_interruptible()
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
         self._reading = False  # whether some thread is in charge of reading
@@ -75,7 +82,7 @@ class SharedReading(BulkConnection):
                 if leading:
                     leading = self._read_until(lambda: pending.done, deadline)
                 elif gate is not None and not pending.done:
-                    gate.acquire(timeout=-1 if deadline is None else _left(deadline))
+                    gate.acquire(timeout=_a_while(deadline))
             finally:
                 if gate is not None:
                     with suppress(ValueError):  # whoever woke this thread has taken it out
@@ -93,7 +100,7 @@ class SharedReading(BulkConnection):
         turn = self._turn
         try:
             while not enough():
-                if deadline is not None and not self._channel.poll(_left(deadline)):
+                if deadline is not None and not _comes_in_time(deadline, self._channel.poll):
                     break
                 if not reader.has_input():
                     self._patience.wait()
@@ -117,7 +124,8 @@ class SharedReading(BulkConnection):
     def _peek_until(self, deadline: float) -> Frame:
         """The next message; raises `TimeoutError` when it is not whole at the deadline."""
         channel = self._channel
-        with channel.reader.hurried(lambda: channel.stream.wait_readable(_left(deadline))):
+        is_readable = channel.stream.wait_readable
+        with channel.reader.hurried(lambda: _comes_in_time(deadline, is_readable)):
             frame: Frame = channel.reader.peek()
         return frame
 
@@ -264,5 +272,16 @@ def ignore(pending: Pending) -> None:
     """Takes the reply that nobody waits for any more."""
 
 
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+def _comes_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:
+    """Whether it comes before the deadline; told of it, or that it does not within some seconds."""
+    while not comes_within(_a_while(deadline)):
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+def _a_while(deadline: float | None) -> float:
+    """How many seconds to wait until it is time to look for interrupts, or the deadline."""
+    if deadline is None:
+        return INTERRUPTIBLE_S
+    return min(INTERRUPTIBLE_S, max(0.0, deadline - time.monotonic()))

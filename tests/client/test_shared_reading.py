@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jaxd.pending import Pending
+from jaxd.shared_reading import SharedReading
+from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import Ends
 from tests.end_to_end.gates import in_thread, wait_until
+from tests.shared.wire.interrupt import unheard_interrupt
 
 
 def test_many_may_wait_for_one_reply(ends: Ends) -> None:
@@ -92,3 +97,31 @@ def test_an_interrupted_launch_may_have_been_sent(
     seq, *_ = server.take()
     server.send_reply(seq, 1)
     assert arrived.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("others_read", "waits_in"),
+    [
+        (False, BulkStream.receive_into),
+        (False, BulkStream.wait_readable),
+        (True, SharedReading._wait),
+    ],
+)
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
+    ends: Ends, waits_in: Callable[..., object], *, others_read: bool
+) -> None:
+    """Whatever it waits for: bytes, bytes until a deadline, or what another thread reads."""
+    client, server, _ = ends
+    other = in_thread(client.request, "call", ()) if others_read else None
+    if other is not None:
+        wait_until(lambda: client._reading)
+    deadline = time.monotonic() + 3600 if waits_in is BulkStream.wait_readable else None
+    with unheard_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
+        client.request("call", (), deadline=deadline)
+    for _ in range(1 + others_read):
+        server.send_reply(server.take()[0], None)
+    if other is not None:
+        other.result(10)
+    again = in_thread(client.request, "call", ())
+    server.send_reply(server.take()[0], "again")
+    assert again.result(10)[0] == "again"

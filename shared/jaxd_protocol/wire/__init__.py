@@ -5,10 +5,11 @@ from __future__ import annotations
 from jaxd_protocol.wire.channel import BulkChannel
 from jaxd_protocol.wire.connection import BulkConnection, Value
 from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
-from jaxd_protocol.wire.stream import BulkStream, stream_over, tune_socket
+from jaxd_protocol.wire.stream import INTERRUPTIBLE_S, BulkStream, stream_over, tune_socket
 
 __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
+    "INTERRUPTIBLE_S",
     "BulkChannel",
     "BulkConnection",
     "BulkStream",

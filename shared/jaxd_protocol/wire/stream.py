@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
@@ -21,7 +23,10 @@ from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
 if TYPE_CHECKING:
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
-__all__ = ["BulkStream", "stream_over", "tune_socket"]
+__all__ = ["INTERRUPTIBLE_S", "BulkStream", "stream_over", "tune_socket"]
+
+INTERRUPTIBLE_S: Final = 0.5
+"""How long a wait may keep its thread from seeing that it was interrupted."""
 
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 
@@ -90,6 +95,18 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         if self.passes_descriptors:
             self.arrivals = Arrivals()
 
+    def stay_interruptible(self) -> None:
+        """Has each wait for the peer end after half a second, in vain, and begin anew.
+
+        Python sees an interrupt between two opcodes. One that comes just before a system call, or
+        that another thread makes (`_thread.interrupt_main`, as debuggers do), does not end that
+        call, which may last as long as the peer keeps silent.
+        """
+        period = struct.pack("ll", 0, int(INTERRUPTIBLE_S * 1e6))  # a timeval
+        with suppress(OSError):  # where it cannot be had, or the peer is gone already
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.sock.setsockopt(socket.SOL_SOCKET, option, period)
+
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Whether bytes (or the end) are there within `timeout_s` seconds; None waits for ever."""
         if not hasattr(select, "poll"):
@@ -122,6 +139,8 @@ class BulkStream(SocketStream):  # type: ignore[misc]
     def receive_into(self, views: list[memoryview], received: list[int]) -> None:
         """Receives once; the count is appended to `received` before any signal can be handled.
 
+        There may be none; see `stay_interruptible`.
+
         Raises:
             EOFError: when the peer closed the connection or it broke.
             ProtocolError: when descriptors come that no message announces.
@@ -135,6 +154,8 @@ class BulkStream(SocketStream):  # type: ignore[misc]
                 received.extend(map(sock.recv_into, views[:1]))
             else:
                 received.extend(map(_FIRST, map(sock.recvmsg_into, (views,))))
+        except BlockingIOError:
+            return
         except ProtocolError:  # which is an OSError as well
             raise
         except OSError as error:
@@ -166,6 +187,8 @@ class BulkStream(SocketStream):  # type: ignore[misc]
                 sent.extend(map(sock.send, views[:1]))
             else:
                 sent.extend(map(sock.sendmsg, (views,)))
+        except BlockingIOError:
+            return
         except OSError as error:
             self.close()
             raise EOFError(f"connection lost: {error}") from error

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 __all__ = ["TlsSocket"]
@@ -190,17 +191,24 @@ class TlsSocket:
                     leaving.pieces.extend(map(self._encrypted.read, (-1,)))
                 gone = 0
             rest = memoryview(leaving.pieces[0])[gone:]
-            # map and extend run in C: no interrupt between the system call and its count
-            leaving.counts.extend(map(self.raw.send, (rest,)))
+            with suppress(BlockingIOError):  # see `BulkStream.stay_interruptible`
+                # map and extend run in C: no interrupt between the system call and its count
+                leaving.counts.extend(map(self.raw.send, (rest,)))
 
     def _receive(self, deadline: float | None) -> None:
-        """Waits for bytes from the socket, and hands them to OpenSSL in the same C call."""
+        """Waits for bytes from the socket, and hands them to OpenSSL in the same C call.
+
+        There may be none; whoever needs some asks again.
+        """
         if deadline is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError("the peer took too long")
             self.raw.settimeout(left_s)
-        arrived = list(map(self._arrived.write, map(self.raw.recv, (_STEP_BYTES,))))
+        try:
+            arrived = list(map(self._arrived.write, map(self.raw.recv, (_STEP_BYTES,))))
+        except BlockingIOError:  # see `BulkStream.stay_interruptible`
+            return
         if not arrived[0]:
             raise EOFError("the peer closed the connection")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import dis
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, ModuleType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 HANDLES_SIGNALS = frozenset(
     dis.opmap[name]
@@ -14,6 +19,40 @@ HANDLES_SIGNALS = frozenset(
     if name in dis.opmap
 )
 """The opcodes at whose end CPython looks for signals."""
+
+
+@contextmanager
+def unheard_interrupt(*functions: Callable[..., object]) -> Iterator[None]:
+    """KeyboardInterrupt in the main thread, once that waits in one of the functions.
+
+    As Ctrl-C just before a system call, or as a debugger's: no system call is ended by it.
+    """
+    codes = {function.__code__ for function in functions}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            if sys._current_frames()[me].f_code in codes:
+                _thread.interrupt_main(signal.SIGUSR1)
+                return
+            time.sleep(0)
+
+    me = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def endlessly(function: Callable[..., object], *args: object) -> NoReturn:
+    """Calls it again and again."""
+    while True:
+        function(*args)
 
 
 class Interrupt:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.wire import BulkStream, tune_socket
+from jaxd_protocol.wire.descriptors import Arrivals
 from tests.shared.wire.by_hand import streams
+from tests.shared.wire.interrupt import endlessly, unheard_interrupt
 
 
 @pytest.fixture
@@ -173,3 +175,41 @@ def test_a_forked_child_leaves_without_a_word_to_the_peer(
     os.write(descriptor, b"still here")
     os.close(descriptor)
     assert theirs.sock.recv(99) == b"still here"
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("takes_files", [False, True])
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_bytes(
+    pair: tuple[BulkStream, BulkStream], views: int, *, takes_files: bool
+) -> None:
+    """Nothing is lost: what comes afterwards is received and counted."""
+    ours, theirs = pair
+    if takes_files:
+        ours.expect_descriptors()
+    ours.stay_interruptible()
+    data = [memoryview(bytearray(2)) for _ in range(views)]
+    counts: list[int] = []
+    waiting = Arrivals.receive_into if takes_files else BulkStream.receive_into
+    with unheard_interrupt(waiting), pytest.raises(KeyboardInterrupt):
+        endlessly(ours.receive_into, data, counts)
+    theirs.sock.sendall(b"ab")
+    ours.receive_into(data, counts)
+    assert (counts, bytes(data[0])) == ([2], b"ab")
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_room(
+    pair: tuple[BulkStream, BulkStream], views: int
+) -> None:
+    """What was counted has gone out, and nothing else."""
+    ours, theirs = pair
+    ours.stay_interruptible()
+    data = [memoryview(bytes(1 << 20))] * views
+    sent: list[int] = []
+    with unheard_interrupt(BulkStream.send_some), pytest.raises(KeyboardInterrupt):
+        endlessly(ours.send_some, data, sent)
+    ours.close()
+    received = 0
+    while some := len(theirs.sock.recv(1 << 20)):
+        received += some
+    assert received == sum(sent)

@@ -16,7 +16,7 @@ from jaxd_protocol.wire.tls_stream import TlsStream
 from jaxd_protocol.wire.writing import FrameWriter
 from tests.certificates import tls_streams
 from tests.shared.wire.by_hand import Sent
-from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
+from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt, endlessly, unheard_interrupt
 from tests.shared.wire.test_reading import MIXED, read_all, received
 from tests.shared.wire.test_writing import BEFORE, BEHIND, INTERRUPTED, LIMIT, write
 
@@ -158,3 +158,27 @@ def test_a_forked_child_leaves_without_a_word_to_the_peer(pair: Pair) -> None:
     one.abandon()
     assert not other.wait_readable(0)
     os.close(kept)
+
+
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(pair: Pair) -> None:
+    """Both ways; nothing that was counted is lost."""
+    ours, theirs = pair
+    ours.stay_interruptible()
+    data = memoryview(bytearray(2))
+    counts: list[int] = []
+    with unheard_interrupt(TlsSocket._receive), pytest.raises(KeyboardInterrupt):
+        ours.receive_into([data], counts)
+    theirs.send_some([memoryview(b"ab")], [])
+    ours.receive_into([data], counts)
+    assert (counts, bytes(data)) == ([2], b"ab")
+    sent: list[int] = []
+    with unheard_interrupt(TlsSocket.flush), pytest.raises(KeyboardInterrupt):
+        endlessly(ours.send_some, [memoryview(bytes(1 << 20))], sent)
+    rest = threading.Thread(target=ours.flush)  # what is encrypted goes out first
+    rest.start()
+    room = memoryview(bytearray(1 << 20))
+    come: list[int] = []
+    while sum(come) < sum(sent):
+        theirs.receive_into([room], come)
+    rest.join()
+    assert sum(come) == sum(sent)
