@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from jaxd.forking import forget_after_fork
+from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 __all__ = ["CallFuture"]
 
@@ -45,6 +47,22 @@ class CallFuture(Future[T]):
             super().add_done_callback(fn)
         else:
             super().add_done_callback(partial(_thread.run, fn))
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `concurrent.futures.Future.result`."""
+        self._stay_interruptible(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `concurrent.futures.Future.exception`."""
+        self._stay_interruptible(timeout)
+        return super().exception(timeout)
+
+    def _stay_interruptible(self, timeout: float | None) -> None:
+        """Waits in pieces; see `BulkStream.stay_interruptible`."""
+        while timeout is None and not self.done():
+            with suppress(TimeoutError, CancelledError):
+                super().exception(INTERRUPTIBLE_S)
 
     def when_done(self, fn: Callable[[Future[T]], object]) -> None:
         """Has something quick run by whoever settles it."""

@@ -273,7 +273,7 @@ def ignore(pending: Pending) -> None:
 
 
 def _comes_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:
-    """Whether it comes before the deadline; told of it, or that it does not within some seconds."""
+    """Whether it comes before the deadline; `comes_within` waits for it, for so many seconds."""
     while not comes_within(_a_while(deadline)):
         if time.monotonic() >= deadline:
             return False

@@ -17,6 +17,7 @@ from jaxd.results import checked
 from jaxd.spare_data import Spare, SpareRoom
 from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
+from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 if TYPE_CHECKING:
     from jaxd.politeness import Politeness
@@ -117,7 +118,8 @@ class Submission:
         assert window is not None
         if window is not self._window:
             self._window = window
-            window.acquire()
+            while not window.acquire(timeout=INTERRUPTIBLE_S):
+                pass
             self.future.when_done(lambda _: window.release())
             self.future.when_done(self._cancel)  # last: it may take its time, or be interrupted
 

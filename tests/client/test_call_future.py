@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, as_completed, wait
+from concurrent.futures import CancelledError, Future, as_completed, wait
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ import pytest
 from jaxd import Client, call_future
 from jaxd.call_future import CallFuture
 from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
+from tests.shared.wire.interrupt import unheard_interrupt
 
 
 def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client, tmp_path: Path) -> None:
@@ -156,3 +157,31 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
     """That of its parent is not there."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
     subprocess.run(command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("method", [CallFuture.result, CallFuture.exception])
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(
+    method: Callable[[CallFuture[int]], object],
+) -> None:
+    """And changes nothing: whoever asks again has the result."""
+    future = CallFuture[int]()
+    with unheard_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
+        method(future)
+    future.set_result(1)
+    assert future.result() == 1
+    assert future.exception() is None
+
+
+@pytest.mark.parametrize("method", [CallFuture.result, CallFuture.exception])
+def test_who_waits_without_a_limit_sees_how_it_ends(
+    method: Callable[[CallFuture[int]], object],
+) -> None:
+    """Cancelled, or failed with what a limit would have raised."""
+    cancelled, failed = CallFuture[int](), CallFuture[int]()
+    waiting = in_thread(method, cancelled)
+    cancelled.cancel()
+    assert isinstance(waiting.exception(10), CancelledError)
+    waiting = in_thread(method, failed)
+    failed.set_exception(TimeoutError("of the function"))
+    found = waiting.exception(10) or waiting.result()
+    assert str(found) == "of the function"

@@ -35,6 +35,7 @@ from jaxd.transport import ClientConnection
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
 from tests.server.in_process import Shop
+from tests.shared.wire.interrupt import unheard_interrupt
 
 
 @pytest.fixture
@@ -65,6 +66,25 @@ def test_each_call_gives_its_place_back(client: Client) -> None:
     with pytest.raises(AttributeError):
         bad.submit(1.0).result()
     good.submit(1.0).result()
+    wait_until(lambda: places(client) == before)
+
+
+def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
+    client: Client,
+) -> None:
+    """The window is full of calls of others."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    before = places(client)
+    window = client.caller.window
+    assert window is not None
+    for _ in range(before):
+        window.acquire()
+    with unheard_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
+        double.submit(1.0)
+    for _ in range(before):
+        window.release()
+    assert float(double.submit(2.0).result()) == 4.0
     wait_until(lambda: places(client) == before)
 
 

@@ -79,8 +79,8 @@ class FrameReader:
     """Frames out of a byte stream. One thread at a time may use it.
 
     Args:
-        receive_into: receives once into some views and appends the count to a list; raises
-            `EOFError` at the end of the stream.
+        receive_into: receives once into some views and appends the count to a list, or nothing
+            when it has waited for a while in vain; raises `EOFError` at the end of the stream.
         max_frame_bytes: larger messages are refused before memory is taken.
         admit: called with the size of a message before memory is taken for its buffers; it may
             block (back-pressure).

@@ -102,13 +102,15 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         that another thread makes (`_thread.interrupt_main`, as debuggers do), does not end that
         call, which may last as long as the peer keeps silent.
         """
-        period = struct.pack("ll", 0, int(INTERRUPTIBLE_S * 1e6))  # a timeval
-        with suppress(OSError):  # where it cannot be had, or the peer is gone already
+        period = struct.pack("ll", 0, int(INTERRUPTIBLE_S * 1e6))  # a timeval; on Windows: for ever
+        with suppress(OSError):  # macOS: the peer is gone already
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.sock.setsockopt(socket.SOL_SOCKET, option, period)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Whether bytes (or the end) are there within `timeout_s` seconds; None waits for ever."""
+        if self.closed:  # another socket may have its number by now
+            return True
         if not hasattr(select, "poll"):
             return bool(select.select([self.sock], [], [], timeout_s)[0])
         if self._poll is None:

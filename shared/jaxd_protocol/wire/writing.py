@@ -117,7 +117,7 @@ class FrameWriter:
         span = self._open
         if span is None:
             return
-        # a system call returns when all is sent, or in an interrupt: smaller steps show progress
+        # a system call may return only when all is sent: smaller steps show progress
         while rest := span.rest() if span.total <= _STEP_BYTES else span.next(_STEP_BYTES):
             self._send_some(rest, span.counts, () if span.counts else span.descriptors)
         self._flush()

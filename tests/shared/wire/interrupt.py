@@ -28,9 +28,10 @@ def unheard_interrupt(*functions: Callable[..., object]) -> Iterator[None]:
     As Ctrl-C just before a system call, or as a debugger's: no system call is ended by it.
     """
     codes = {function.__code__ for function in functions}
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
 
     def watch() -> None:
+        begun.wait()  # to start a thread takes a wait as well
         while not over.is_set():
             if sys._current_frames()[me].f_code in codes:
                 _thread.interrupt_main(signal.SIGUSR1)
@@ -41,6 +42,7 @@ def unheard_interrupt(*functions: Callable[..., object]) -> Iterator[None]:
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     watching = threading.Thread(target=watch)
     watching.start()
+    begun.set()
     try:
         yield
     finally:
