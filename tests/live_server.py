@@ -20,6 +20,7 @@ _STOP_S = 30.0
 def source_environment(directory: Path, **more: str) -> dict[str, str]:
     """The environment of a process that uses the sources of this checkout and no other server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXD_")}
+    kept.pop("PYTHONUNBUFFERED", None)  # it hides what nobody flushes
     names = ("client", "server", "shared", *(["tests/pauses"] if "PAUSES" in kept else []))
     folders = os.pathsep.join(str(ROOT / name) for name in names)
     return (

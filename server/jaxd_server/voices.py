@@ -40,7 +40,8 @@ class Voice:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._lines: dict[str, str] = {}  # what was written to a stream and has no end yet
-        self._lock = threading.RLock()  # guards _lines, and keeps the events in order
+        self._unflushed: set[str] = set()  # streams to which more was sent than flushed
+        self._lock = threading.RLock()  # guards these, and keeps the events in order
 
     def write(self, stream: str, text: str) -> None:
         """Something is printed to `stdout` or `stderr`; it is sent when its line is complete."""
@@ -54,9 +55,11 @@ class Voice:
             self._print(stream, text[:end])
 
     def flush(self, stream: str) -> None:
-        """Sends what has no end yet."""
+        """Sends what has no end yet, and has the caller's stream flushed."""
         with self._lock:
-            self._print(stream, self._lines.pop(stream, ""), flush=True)
+            rest = self._lines.pop(stream, "")
+            if rest or stream in self._unflushed:
+                self._print(stream, rest, flush=True)
 
     def say(self, kind: str, content: dict[str, Any]) -> None:
         """Sends an event, behind all that was printed before it."""
@@ -71,9 +74,13 @@ class Voice:
                 self._print(stream, self._lines.pop(stream))
 
     def _print(self, stream: str, text: str, *, flush: bool = False) -> None:
-        for start in range(0, len(text), MAX_TEXT):
+        for start in range(0, max(len(text), flush), MAX_TEXT):  # to flush takes an event as well
             part = text[start : start + MAX_TEXT]
             self._emit("print", {"stream": stream, "text": part, "flush": flush})
+        if flush:
+            self._unflushed.discard(stream)
+        elif text:
+            self._unflushed.add(stream)
 
 
 _speaks: ContextVar[Voice | None] = ContextVar("speaks", default=None)

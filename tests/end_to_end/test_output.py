@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
@@ -47,6 +48,35 @@ def test_prints_come_to_the_caller(
     assert capsys.readouterr() == ("mean 2.0 of x\n", "")
     records = [(r.name, r.levelname, r.getMessage(), r.funcName) for r in caplog.records]
     assert records == [("of_the_user", "INFO", "3 layers", "talk")]
+
+
+class Flushed(io.StringIO):
+    """A stream that notes what it held whenever it was flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def flush(self) -> None:
+        self.found.append(self.getvalue())
+
+
+def test_what_a_function_flushes_is_flushed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole line, half a line, and nothing that it has not flushed."""
+
+    def flush(x: Any) -> Any:
+        print("whole", flush=True)
+        print("half", end="", flush=True)
+        print(" and the rest")
+        return x * 5
+
+    monkeypatch.setattr(sys, "stdout", Flushed())
+    client.persistent_call(flush)(X)
+    assert isinstance(sys.stdout, Flushed)
+    assert sys.stdout.found == ["whole\n", "whole\nhalf"]
+    assert sys.stdout.getvalue() == "whole\nhalf and the rest\n"
 
 
 def test_what_tracing_said_is_told_once_to_each_client(

@@ -58,6 +58,20 @@ def test_streams_do_not_mix(voice: Voice, events: Events) -> None:
     ]
 
 
+def test_what_has_been_sent_is_flushed_once(voice: Voice, events: Events) -> None:
+    """`print(..., flush=True)` writes a whole line before it flushes."""
+    voice.flush("stdout")
+    for stream in ("stdout", "stderr"):
+        voice.write(stream, f"{stream}\n")
+    for _ in range(2):
+        voice.flush("stdout")
+    assert [(c["stream"], c["text"], c["flush"]) for _, c in events] == [
+        ("stdout", "stdout\n", False),
+        ("stderr", "stderr\n", False),
+        ("stdout", "", True),
+    ]
+
+
 def test_order_is_kept_with_what_is_not_printed(voice: Voice, events: Events) -> None:
     """A warning comes behind the line that was begun before it."""
     voice.write("stdout", "begun")
