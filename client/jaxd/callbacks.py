@@ -11,9 +11,8 @@ from jaxd.aims import function_at
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
 from jaxd.inside import inside
-from jaxd.pending import CalledBack
 from jaxd.raised import raised_by
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import CalledBack, ProtocolError
 from jaxd_protocol.statics import NO_STATICS
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxd.arguments import encode_arguments
 from jaxd.encoded import Encoded
 from jaxd.link import Link
-from jaxd.pending import WORD_S, CalledBack
+from jaxd.pending import WORD_S
 from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED, is_failure
-from jaxd_protocol.errors import Busy, CallbackError, ConnectionLost, WorkerReplaced
+from jaxd_protocol.errors import Busy, CallbackError, CalledBack, ConnectionLost, WorkerReplaced
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

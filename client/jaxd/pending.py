@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["WORD_S", "Answers", "CalledBack", "Pending", "Unsent"]
+__all__ = ["WORD_S", "Answers", "Pending", "Unsent"]
 
 WORD_S = 0.25
 """How much longer than to its deadline a caller waits: the server knows what the time went into."""
@@ -20,10 +20,6 @@ WORD_S = 0.25
 
 class Unsent(ConnectionLost):
     """As `ConnectionLost`, of a request that was not sent whole, and so was not begun."""
-
-
-class CalledBack(ConnectionLost):
-    """As `ConnectionLost`, of a call that is not to be repeated by itself."""
 
 
 class Answers(Protocol):

@@ -13,6 +13,7 @@ __all__ = [
     "AuthenticationFailed",
     "Busy",
     "CallbackError",
+    "CalledBack",
     "Cancelled",
     "CannotListen",
     "CompileAdvice",
@@ -210,6 +211,12 @@ class ConnectionLost(JaxdError, ConnectionError):
 
     blame: ClassVar[Blame] = "network"
     may_repeat = True
+
+
+class CalledBack(ConnectionLost):
+    """As `ConnectionLost`, of a call that had called back: its effects would happen twice."""
+
+    may_repeat = False
 
 
 class WorkerLost(ConnectionLost):

@@ -7,8 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from jaxd.callbacks import Callbacks
-from jaxd.pending import CalledBack
-from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.errors import CalledBack, ConnectionLost, ProtocolError
 
 CONNECTION: Any = Mock(address="a server")
 
@@ -53,6 +52,7 @@ def test_it_is_noted_that_a_call_has_called_back() -> None:
     with pytest.raises(CalledBack, match="f was running, after it had called back") as caught:
         callbacks.refuse_again(CONNECTION, 1, "f")
     assert isinstance(caught.value, ConnectionLost)
+    assert not caught.value.may_repeat
 
 
 def test_what_a_function_raises_is_the_cause() -> None:
