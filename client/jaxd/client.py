@@ -174,13 +174,17 @@ def statistics() -> Statistics:
 def devices() -> tuple[Device, ...]:
     """The devices of the server that a persistent function would use, in jax's order.
 
-    With `JAXD_INLINE=1` there are none.
+    With `JAXD_INLINE=1` those of this process.
 
     Raises:
-        NoServer: when there is no server.
+        NoServer: when there is no server, or with `JAXD_INLINE=1` no jax.
     """
     settings = Settings.resolve()
-    return () if settings.inline else Client(default_caller(settings)).devices()
+    if settings.inline:
+        from jaxd.inline import devices_here
+
+        return devices_here()
+    return Client(default_caller(settings)).devices()
 
 
 def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:

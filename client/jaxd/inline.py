@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arrays_here import PRNGKeys
+from jaxd.remote_devices import Device
 from jaxd.results import ResultsAs
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, NoServer
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
     from jaxd.warming import Warmed
 
-__all__ = ["InlineStages", "finished", "inline_function", "settings", "warm_inline"]
+__all__ = [
+    "InlineStages",
+    "devices_here",
+    "finished",
+    "inline_function",
+    "settings",
+    "warm_inline",
+]
 
 R = TypeVar("R")
 
@@ -85,6 +93,20 @@ def finished(call: Callable[[], R]) -> Future[R]:
     return future
 
 
+def devices_here() -> tuple[Device, ...]:
+    """The devices of this process, which are all its own; 0 where jax says nothing of memory.
+
+    Raises:
+        NoServer: when this process has no jax.
+    """
+    found = []
+    for index, device in enumerate(_jax().devices()):
+        memory = device.memory_stats() or {}
+        used, limit = memory.get("bytes_in_use", 0), memory.get("bytes_limit", 0)
+        found.append(Device(index, device.platform, device.device_kind, used, limit, 1, True))
+    return tuple(found)
+
+
 class InlineStages:
     """`lower` and `trace` of the jitted function, under its settings.
 
@@ -118,6 +140,13 @@ class InlineStages:
 
 
 def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, Statics]:
+    jax = _jax()
+    statics = statics_of(function, options)
+    opened = function if statics.strict else _opening(function, statics)
+    return jax.jit(opened, **options.jit_arguments()), statics
+
+
+def _jax() -> Any:
     try:
         import jax
     except ImportError as error:
@@ -125,9 +154,7 @@ def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, Static
             "JAXD_INLINE=1 runs functions in this process, which has no jax. "
             "Run: pip install 'jaxd[server]', or unset JAXD_INLINE."
         ) from error
-    statics = statics_of(function, options)
-    opened = function if statics.strict else _opening(function, statics)
-    return jax.jit(opened, **options.jit_arguments()), statics
+    return jax
 
 
 def _opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, PRNGKeys, persistent_call
-from jaxd.inline import inline_function, warm_inline
+from jaxd.inline import devices_here, inline_function, warm_inline
 from jaxd_protocol.calls import CONFIG_DEFAULTS, Options
 from jaxd_protocol.errors import NoServer
 
@@ -83,6 +83,8 @@ def test_without_jax_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         inline_function(lambda x: x, Options())
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
         warm_inline(lambda x: x, Options(), {}, (), {})
+    with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
+        devices_here()
 
 
 def test_the_variable_decides_at_the_first_call(
