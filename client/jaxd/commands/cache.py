@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.commands.asking import ask
-from jaxd.commands.places import add_server_option, print_json
+from jaxd.commands.places import add_json_option, add_server_option, print_json
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
+from jaxd_protocol.terminal import Parser
 
 __all__ = ["SUMMARY", "run"]
 
@@ -30,25 +31,25 @@ def run(words: Sequence[str]) -> int:
 
     When none can, the files are still checked, and it is said why nothing was built.
     """
-    if words[:1] != ["verify"] or not {"-h", "--help"}.isdisjoint(words):
+    if words[:1] != ["verify"]:
         os.execv(COMMAND[0], [*COMMAND, *words])  # noqa: S606  no shell is wanted
     return _verify(words[1:])
 
 
 def _verify(words: Sequence[str]) -> int:
     """0 when all is as it was written and built; 1 when something is not, or no server tells."""
-    own, rest = _parser().parse_known_args(words)
-    as_json = "--json" in rest
+    own = _parser().parse_args(words)
+    folder = [] if own.cache_dir is None else ["--cache-dir", own.cache_dir]
     done = subprocess.run(  # noqa: S603  our own command, without a shell
-        [*COMMAND, "verify", *rest],
-        stdout=subprocess.PIPE if as_json else None,
+        [*COMMAND, "verify", *folder, *(["--json"] if own.json else [])],
+        stdout=subprocess.PIPE if own.json else None,
         text=True,
         check=False,
     )
     if done.returncode > 1:
         return done.returncode
     answer, error = _ask(own) if own.sample else (None, None)
-    if as_json:
+    if own.json:
         why = {"programs_error": str(error)} if error else {}
         print_json({**json.loads(done.stdout or "{}"), "programs": answer, **why})
     elif answer is not None:
@@ -60,10 +61,23 @@ def _verify(words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """For what the other command does not know."""
-    parser = argparse.ArgumentParser(prog="jaxd cache verify", add_help=False, allow_abbrev=False)
+    parser = Parser(
+        prog="jaxd cache verify",
+        description="Read each byte that is kept, and remove what is broken. Then have the server "
+        "compile some programs anew and compare their results, bit by bit. Exits with 1 when "
+        "anything was broken or different.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--cache-dir", metavar="PATH", help="another folder than the usual one")
     add_server_option(parser)
-    parser.add_argument("--sample", type=int, default=_SAMPLE, metavar="N")
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=_SAMPLE,
+        metavar="N",
+        help=f"how many programs to compile anew; 0 asks no server (default: {_SAMPLE})",
+    )
+    add_json_option(parser)
     return parser
 
 

@@ -46,7 +46,7 @@ def server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServe
     server.close()
 
 
-@pytest.mark.parametrize("words", [["ls", "--json"], ["show", "ab12"], ["verify", "--help"], []])
+@pytest.mark.parametrize("words", [["ls", "--json"], ["show", "ab12"], ["--help"], []])
 def test_this_process_becomes_the_command(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,17 +96,30 @@ def test_verify_asks_the_server_as_well(
 @pytest.mark.usefixtures("command")
 def test_either_finding_is_a_failure(server: FakeServer, capfd: pytest.CaptureFixture[str]) -> None:
     """A broken file, or a program that is another when it is built anew."""
-    assert main(["cache", "verify", "1"]) == 1
+    assert main(["cache", "verify", "--cache-dir", "1"]) == 1
     server.answers["verify"] = DIFFERENT
     assert main(["cache", "verify"]) == 1
     assert "not the same when built anew: train_step (01234567)\n" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("command")
-def test_a_usage_error_is_passed_on(server: FakeServer) -> None:
+def test_what_cannot_be_begun_is_passed_on(server: FakeServer) -> None:
     """Nobody is asked then."""
-    assert main(["cache", "verify", "2"]) == 2
+    assert main(["cache", "verify", "--cache-dir", "2"]) == 2
     assert server.asked == []
+
+
+def test_verify_has_a_help_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """With what both halves take; a usage error names it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "verify", "--help"])
+    assert ended.value.code == 0
+    said = capfd.readouterr().out
+    assert all(f"--{name}" in said for name in ("cache-dir", "json", "sample", "server"))
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "verify", "--smaple", "3"])
+    assert ended.value.code == 2
+    assert "See: jaxd cache verify --help" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("command")
