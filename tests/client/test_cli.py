@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,12 +8,14 @@ from types import ModuleType
 
 import pytest
 
+from jaxd.cli import _OWN as OWN
 from jaxd.cli import main
 from jaxd.commands import cache, demo, serve, token
+from jaxd.commands.foreign import FOREIGN
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
 
-OWN = ("start", "stop", "status", "doctor", "token", "why", "functions", "warm")
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,8 +23,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in (*OWN, "serve", "demo", "cache", "examples:"):
+    for name in (*OWN, *FOREIGN, "examples:"):
         assert name in said
+
+
+@pytest.mark.parametrize("name", [*OWN, *FOREIGN])
+def test_the_page_on_configuration_has_every_command(name: str) -> None:
+    """With a row, or several."""
+    assert re.search(rf"^\| `jaxd {name}\b", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -31,7 +40,7 @@ def test_each_command_has_help_with_an_example(
     """One that can be copied."""
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    assert f"example: jaxd {name}" in capsys.readouterr().out
+    assert re.search(rf"^example: .*jaxd {name}", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,23 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.tokens import default_token_file, write_token_file
 from jaxd_server.arguments import parse_arguments
 from jaxd_server.options import ServerOptions
+from tests.live_server import ROOT
 
 
 def test_no_words_mean_the_defaults(runtime: Path) -> None:
     """The defaults stand in one place only."""
     assert parse_arguments([]) == ServerOptions()
+
+
+def test_the_page_on_configuration_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the first column of a row."""
+    with pytest.raises(SystemExit, match="0"):
+        parse_arguments(["--help"])
+    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()
+    told = [re.findall("`(--[a-z-]+)", line.split(" | ")[0]) for line in lines]
+    assert len(options) > 50
+    assert options - {option for row in told for option in row} == set()
 
 
 def test_several_addresses_may_be_opened(runtime: Path) -> None:
