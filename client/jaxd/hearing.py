@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from jaxd.forking import forget_after_fork
 from jaxd.heard_before import HeardBefore
@@ -94,7 +94,7 @@ class Hearing:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
         self._progress.make_way()
         if stream is not None:
-            stream.write(content["text"])
+            _write(stream, content["text"])
             if content["flush"]:
                 stream.flush()
 
@@ -136,6 +136,14 @@ class Hearing:
         if logger.isEnabledFor(record.levelno):
             self._progress.make_way()
             logger.handle(record)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # the function goes on: nobody else would say it
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _raise(error: Warning) -> None:

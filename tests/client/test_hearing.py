@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import warnings
@@ -48,6 +49,17 @@ def test_numbered_events_are_heard_once(
     for _ in range(2):
         hearing.event(CALL, 2, "print", printed("runs\n"))
     assert capsys.readouterr().out == "a\nb\na\nruns\nruns\n"
+
+
+def test_what_a_stream_cannot_encode_is_said_all_the_same(
+    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the way in which Python itself does it on stderr."""
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
+    hearing.event(CALL, 1, "print", printed("süß\n"))
+    hearing.event(CALL, 1, "print", printed("and on\n", flush=True))
+    assert data.getvalue() == b"s\\xfc\\xdf\nand on\n"
 
 
 @pytest.mark.parametrize("forget", ["unsaid", "cleared"])
