@@ -5,10 +5,14 @@ VENV ?= .venv
 BENCH_ARGS ?=
 FUZZ_S ?= 600
 FUZZ_ARGS ?=
+HOSTILE_S ?= 1800
+HOSTILE_ARGS ?=
 PAUSES ?= 0.003
 SOAK_S ?= 1200
 SOAK_ARGS ?=
 TEST_ARGS ?=
+IMAGE ?= jaxd:py3.12
+LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 # Files are shared out among this many processes at most; each of those has a server of its own.
 TEST_PROCESSES ?= 4
 EXTRAS ?= server,demo,dev,libraries
@@ -31,7 +35,8 @@ parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak faults fuzz pauses lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker bench clean
+.PHONY: locks audit sbom
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -40,10 +45,15 @@ help:
 	@echo '             for SOAK_S=1200 seconds, 0 for not at all (SOAK_ARGS="--seed 7")'
 	@echo 'make faults  the fault matrix: kill, stop, cut and starve everything, and look who notices'
 	@echo 'make fuzz    bytes that nobody would send, for FUZZ_S=600 seconds (FUZZ_ARGS="frames message")'
+	@echo 'make hostile a hostile server and a hostile client, for HOSTILE_S=1800 seconds, with an oracle in'
+	@echo '             their victims (HOSTILE_ARGS="--revert all" takes mends away: they must be found)'
 	@echo 'make pauses  the test suite while every thread stops between lines now and then, which shows'
 	@echo '             what depends on which is faster (PAUSES=0.003 of all lines)'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
+	@echo 'make locks   the hashes of what the images install (LOCK_PYTHONS="…/python3.11 …"; 10 GB)'
+	@echo 'make audit   known vulnerabilities of what the images install; says so where nobody can be asked'
+	@echo 'make sbom    what an image holds (IMAGE=jaxd:py3.12), as CycloneDX in dist/'
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
@@ -67,6 +77,9 @@ faults: $(VENV)/.dev
 fuzz: $(VENV)/.fuzz
 	@PYTHONPATH=client:server:shared $(bin)/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
+hostile: $(VENV)/.dev
+	@PYTHONPATH=client:server:shared $(bin)/python -m tests.hostile --seconds $(HOSTILE_S) $(HOSTILE_ARGS)
+
 pauses: $(VENV)/.dev
 	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)
 
@@ -75,6 +88,26 @@ test-docker: $(VENV)/.dev
 
 test-variants: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m variants -o timeout=0 -o faulthandler_timeout=0 $(TEST_ARGS)
+
+locks:
+	@cd docker && '$(PYTHON)' lock.py $(LOCK_PYTHONS)
+
+# pip-audit ends with 1 when it found something, and also when the service does not answer or does not
+# know a package (--strict).
+audit: $(VENV)/.audit
+	@found=0; for lock in docker/locks/*.txt; do \
+	  said=$$($(bin)/pip-audit --strict --progress-spinner off --disable-pip --require-hashes -r "$$lock" 2>&1) \
+	    && { echo "$$lock: $$said"; continue; }; \
+	  echo "$$lock: $$said" | tail -n 20; \
+	  case "$$said" in *Found*known*vulnerabilit*) found=1;; \
+	    *) echo "$$lock: NOT CHECKED, the service could not be asked about all of it";; esac; \
+	done; exit $$found
+
+sbom:
+	@mkdir -p dist
+	@docker run --rm --entrypoint cat '$(IMAGE)' /opt/jaxd/sbom.cdx.json \
+	  >'dist/$(subst /,-,$(subst :,-,$(IMAGE))).cdx.json'
+	@echo 'dist/$(subst /,-,$(subst :,-,$(IMAGE))).cdx.json'
 
 lint: $(VENV)/.dev lint-docker
 	@$(bin)/python -m ruff check --quiet .
@@ -111,6 +144,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@$(pip) -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/.audit: $(VENV)/.made pyproject.toml constraints.txt
+	@$(pip) -e '.[audit]'
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made

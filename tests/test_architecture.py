@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/jax_exported.py",
     "server/jaxd_server/jax_handover.py",
     "server/jaxd_server/jax_lowered.py",
+    "server/jaxd_server/jax_native_calls.py",
     "server/jaxd_server/jax_placement.py",
     "server/jaxd_server/jax_private.py",
     "server/jaxd_server/jax_programs.py",
@@ -362,3 +364,13 @@ def test_every_test_says_what_it_shows() -> None:
         and not ast.get_docstring(node)
     ]
     assert silent == []
+
+
+def test_what_the_page_on_security_says_is_shown_by_tests_that_are_there() -> None:
+    """Its two tables name a test for what stops each attack."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    tables = page.partition("## Each against the other")[2].partition("## How this is tested")[0]
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", tables)
+    assert len(named) > 30
+    for path, test in named:
+        assert f"def {test}" in (ROOT / path).read_text(), path

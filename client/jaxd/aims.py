@@ -1,202 +1,298 @@
-"""Finds the function that a server's program calls back: among what this process's own reaches.
+"""Finds the function that a server's program calls back: in the table that this process made.
 
-The forms of an aim are described where servers make them, in `jaxd_server.aims`. Nothing is
-imported or unpickled here because a server says so. A server that others have got hold of must not
-get hold of its clients: it cannot walk from an object to whatever hangs there, and what Python,
-jax and numpy offer is not called for it (an honest server calls that itself), unless the function
-gives just that to be called back.
+The forms of an aim are described where servers make them, in `jaxd_server.aims`. An aim is a
+literal, so nothing in it can name a callable. It chooses among what the client's own walk over the
+function has found to be given to `jax.debug.callback` or `io_callback`, and what the user lists in
+`callbacks=`; beside that it brings data. A server that others have got hold of must not get hold
+of its clients: there is no way in it from an object to whatever hangs there.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError, ProtocolError
-from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.fingerprint.callbacks import Cell, Path, cell_of, code_at
+from jaxd_protocol.fingerprint.facts import Targets
+from jaxd_protocol.live import holds_function
 
-__all__ = ["find", "function_at"]
+__all__ = ["Table", "refuse_functions"]
 
 Aim = tuple[Any, ...]
-
-_NOT_FOR_SERVERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
-
-
-def function_at(aim: Aim, objects: Sequence[Any], live: Sequence[Any]) -> Callable[..., Any]:
-    """The function that a server aims at, as `find`.
-
-    Raises:
-        ProtocolError: as `find`, and when it is none that a server may have called.
-    """
-    found = find(aim, objects, live)
-    while aim[0] == "partial":
-        aim = aim[1]
-    if aim[0] in ("live", "get", "made") or (aim[0] in ("object", "value") and _is_others(found)):
-        return found  # type: ignore[no-any-return]
-    raise ProtocolError(
-        "the server wants a function called that no server may: it is Python's, jax's or numpy's "
-        "own. Is that server what it should be?"
-    )
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-def _is_others(function: Any) -> bool:
-    """Whether a function is the user's own or a library's, or a method of any object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    home = getattr(function, "__module__", None)
-    if isinstance(home, str):
-        return home.partition(".")[0] not in _NOT_FOR_SERVERS
-    owner = getattr(function, "__self__", None)  # a method that is written in C says no module
-    return owner is not None and not isinstance(owner, ModuleType)
-
-
-def find(aim: Aim, objects: Sequence[Any], live: Sequence[Any]) -> Any:
-    """What a server aims at.
+class Table:
+    """What may be called back in one call.
 
     Args:
-        aim: as it came from the server.
-        objects: what the function that was called reaches, by number.
-        live: what it only gives to be called back, by number.
-
-    Raises:
-        ProtocolError: when the aim cannot be meant for this function.
-        CallbackError: when there is no such thing here.
+        targets: what the function gives to be called back.
+        listed: what `callbacks=` lists.
+        arguments: what the function itself was called with; None when they are not its own.
     """
-    return _Finder(objects, live).at(aim)
 
+    def __init__(
+        self,
+        targets: Targets,
+        listed: Sequence[Callable[..., Any]] = (),
+        arguments: Arguments | None = None,
+    ) -> None:
+        self._targets = targets
+        self._listed_callbacks = listed
+        self._arguments = arguments
 
-class _Finder:
-    def __init__(self, objects: Sequence[Any], live: Sequence[Any]) -> None:
-        self._objects = objects
-        self._live_objects = live
+    def function_at(self, aim: Aim, held: Sequence[Any]) -> Callable[..., Any]:
+        """The function that a server aims at.
 
-    def at(self, aim: Aim) -> Any:
-        """What is there."""
+        Args:
+            aim: as it came from the server.
+            held: the arrays that it speaks of.
+
+        Raises:
+            ProtocolError: when the server may not have that called.
+            CallbackError: when it is not there any more.
+        """
         try:
             kind, *rest = aim
-            return self._KINDS[kind](self, *rest)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            found = self._KINDS[kind](self, held, *rest)
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ProtocolError(
-                "the server wants a function called that this process does not have. Install the "
-                "same jaxd on both sides."
+                "the server wants a function called that this call does not give to be called "
+                "back. Is that server what it should be?"
             ) from error
+        return found  # type: ignore[no-any-return]
 
-    def _live(self, number: int, names: Sequence[str]) -> Any:
-        found = self._live_objects[_natural(number)]
-        said = set(_names_in(self._objects)) if names else set()
-        for name in names:
-            if name not in said:  # else a module that is given would be a way to everything
-                raise ValueError(name)
-            found = self._attribute(found, name)
-        return found
+    def _given(self, _: Sequence[Any], number: int) -> Any:
+        target = self._targets.objects[_natural(number)]
+        root = _module(target.module) if target.module else target.root
+        return _attribute(root, target.names)
 
-    def _object(self, number: int) -> Any:
-        return self._objects[_natural(number)]
+    def _listed(self, _: Sequence[Any], number: int) -> Any:
+        return self._listed_callbacks[_natural(number)]
 
-    def _get(self, owner: Aim, name: str) -> Any:
-        """A method, bound to its object; whatever else hangs there is no server's business."""
-        of = self.at(owner)
-        found = self._attribute(of, name)
-        if isinstance(of, ModuleType) or getattr(found, "__self__", None) is not of:
-            raise ValueError(name)
-        return found
+    def _argument(self, _: Sequence[Any], number: int) -> Any:
+        origin = self._targets.parameters[_natural(number)]
+        return _attribute(self._value_of(origin.name), origin.names)
 
-    def _attribute(self, owner: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise ValueError(name)
+    def _value_of(self, parameter: str) -> Any:
+        if self._arguments is None:
+            raise KeyError(parameter)
+        return self._targets.argument(parameter, *self._arguments)
+
+    def _partial(
+        self, held: Sequence[Any], aim: Aim, args: Sequence[Aim], named: Sequence[tuple[str, Aim]]
+    ) -> Any:
+        given = {_text(name): _data(each, held) for name, each in named}
+        of = self.function_at(aim, held)
+        return functools.partial(of, *[_data(each, held) for each in args], **given)
+
+    def _made(self, held: Sequence[Any], number: int, *said: Any) -> FunctionType:
+        owner, path = self._targets.codes[_natural(number)]
+        return _Maker(self, owner, held).function(path, *said)
+
+    _KINDS: Final[dict[str, Callable[..., Any]]] = {
+        "given": _given,
+        "listed": _listed,
+        "argument": _argument,
+        "partial": _partial,
+        "made": _made,
+    }
+
+    # what cells hold --------------------------------------------------------------------------
+
+    def cell_content(self, owner: FunctionType, cell: Cell, said: Aim) -> Any:
+        """What a variable holds, of which only the server knows that it is the client's own.
+
+        Raises:
+            ValueError: when it cannot be.
+        """
+        kind, *rest = said
+        if kind == "listed":
+            (number,) = rest
+            return self._listed(rest, number)
+        if cell.kind == "parameter" and cell.depth == 0 and kind == "argument":
+            if owner is not self._targets.root:
+                raise ValueError(kind)
+            return _attribute(self._value_of(cell.name), cell.names)
+        if cell.kind == "parameter" and cell.depth == 0 and kind == "self":
+            (number,) = rest
+            function, instance = self._targets.methods[_natural(number)]
+            if function is not owner or owner.__code__.co_varnames[0] != cell.name:
+                raise ValueError(kind)
+            return _attribute(instance, cell.names)
+        raise ValueError(kind)
+
+
+class _Maker:
+    """Makes functions of the code of one that this process has, as that one would make them."""
+
+    def __init__(self, table: Table, owner: FunctionType, held: Sequence[Any]) -> None:
+        self._table = table
+        self._owner = owner
+        self._held = held
+        self._cells: dict[Path, CellType] = {}
+
+    def function(
+        self, path: Path, cells: Sequence[tuple[str, Aim]], defaults: Any, keywords: Any
+    ) -> FunctionType:
+        codes = code_at(self._owner.__code__, path)
+        said = dict(cells)
+        closure = tuple(self._cell(codes, path, name, said) for name in codes[-1].co_freevars)
+        code = codes[-1]
+        function = FunctionType(code, self._owner.__globals__, code.co_name, None, closure)
+        function.__qualname__ = code.co_qualname
+        if defaults is not None:
+            function.__defaults__ = tuple(self._value(each) for each in defaults)
+        if keywords is not None:
+            function.__kwdefaults__ = {_text(name): self._value(each) for name, each in keywords}
+        return function
+
+    def _cell(self, codes: list[CodeType], path: Path, name: str, said: dict[str, Aim]) -> CellType:
+        cell = cell_of(codes, name)
+        if cell.kind == "own":
+            own = self._own(cell.name)
+            return CellType(_attribute(own.cell_contents, cell.names)) if cell.names else own
+        origin = cell.origin
+        if origin is None:
+            return CellType(self._value(said[name], cell))
+        if origin.kind == "code":
+            return self._function_cell((*path[: cell.depth], int(origin.name)), said[name])
+        is_global = origin.kind == "global"
+        root = self._owner.__globals__[origin.name] if is_global else _module(origin.name)
+        return CellType(_attribute(root, origin.names))
+
+    def _own(self, name: str) -> CellType:
+        closure = self._owner.__closure__ or ()
+        return closure[self._owner.__code__.co_freevars.index(name)]
+
+    def _function_cell(self, path: Path, said: Aim) -> CellType:
+        """One that holds a function of code that stands beside it; it may call itself."""
+        kind, *rest = said
+        if kind == "again":
+            return self._cells[path]
+        if kind != "code" or path in self._cells:
+            raise ValueError(kind)
+        made = self._cells[path] = CellType()
+        made.cell_contents = self.function(path, *rest)
+        return made
+
+    def _value(self, said: Aim, cell: Cell | None = None) -> Any:
+        if said[0] in _DATA:
+            return _data(said, self._held)
+        return self._table.cell_content(self._owner, cell or _LOCAL, said)
+
+
+_LOCAL: Final = Cell("local", 0, "")
+
+
+def _module(name: str) -> Any:
+    found = sys.modules.get(name)
+    if found is None:
+        raise CallbackError(
+            f"a function is to be called back that uses the module {name}, which this process has "
+            "not imported. Import it at the top of the file, or inside of that function."
+        )
+    return found
+
+
+def _attribute(root: Any, names: Sequence[str]) -> Any:
+    found = root
+    for name in names:
         try:
-            return getattr(owner, name)
+            found = getattr(found, name)
         except AttributeError as error:
             raise CallbackError(
                 f"a function is to be called back that is not there any more: {error}. Do not "
                 "remove it while programs run that call it."
             ) from error
-
-    def _partial(self, function: Aim, args: Sequence[Aim], named: Mapping[str, Aim]) -> Any:
-        given = {name: self.at(each) for name, each in named.items()}
-        return functools.partial(self.at(function), *map(self.at, args), **given)
-
-    def _made(
-        self,
-        owner: Aim,
-        path: Sequence[int],
-        cells: Sequence[Aim],
-        defaults: Aim | None,
-        keywords: Aim | None,
-    ) -> FunctionType:
-        """A function that the code of another one would make: of that code, in its globals."""
-        maker = self.at(owner)
-        if not isinstance(maker, FunctionType):
-            raise TypeError(maker)
-        code = maker.__code__
-        for index in path:
-            nested = [each for each in code.co_consts if isinstance(each, CodeType)]
-            code = nested[_natural(index)]
-        closure = tuple(self._cell_of(each) for each in cells)
-        function = FunctionType(code, maker.__globals__, code.co_name, None, closure)
-        function.__defaults__ = None if defaults is None else self.at(defaults)
-        function.__kwdefaults__ = None if keywords is None else self.at(keywords)
-        function.__qualname__ = code.co_qualname
-        return function
-
-    def _cell_of(self, aim: Aim) -> CellType:
-        if aim[0] == "cell":
-            _, owner, index = aim
-            cell = self.at(owner).__closure__[_natural(index)]
-            assert isinstance(cell, CellType)
-            return cell
-        return CellType(self.at(aim))
-
-    def _items(self, kind: str, items: Sequence[Aim]) -> Any:
-        return _CONTAINERS[kind](map(self.at, items))
-
-    def _array(self, value: Any) -> Any:
-        import numpy
-
-        return numpy.array(value)
-
-    def _value(self, value: Any) -> Any:
-        return value
-
-    _KINDS: Final[dict[str, Callable[..., Any]]] = {
-        "live": _live,
-        "object": _object,
-        "get": _get,
-        "partial": _partial,
-        "made": _made,
-        "items": _items,
-        "array": _array,
-        "value": _value,
-    }
+    return found
 
 
-_CONTAINERS: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "dict": dict}
+# data ---------------------------------------------------------------------------------------------
 
 
-def _names_in(objects: Sequence[Any]) -> Iterator[str]:
-    """The names that stand in the user's own functions, and in the methods of own classes."""
-    for value in objects:
-        home = getattr(value, "__module__", None)
-        if isinstance(home, str) and not is_local_module(home):
-            continue
-        members = list(vars(value).values()) if isinstance(value, type) else []
-        for each in (value, *members):
-            code = getattr(getattr(each, "__func__", each), "__code__", None)
-            if isinstance(code, CodeType):
-                yield from _names_of(code)
+def _data(said: Aim, held: Sequence[Any]) -> Any:
+    kind, content = said
+    return _DATA[kind](content, held)
 
 
-def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for nested in code.co_consts:
-        if isinstance(nested, CodeType):
-            yield from _names_of(nested)
+def _dict(pairs: Sequence[tuple[Aim, Aim]], held: Sequence[Any]) -> dict[Any, Any]:
+    return {_data(key, held): _data(value, held) for key, value in pairs}
 
 
-def _natural(number: int) -> int:
-    if number < 0:
+def _held(number: int, held: Sequence[Any]) -> Any:
+    found = held[_natural(number)]
+    if not _is_array(found):
+        raise TypeError(found)
+    return found
+
+
+def _array(number: int, held: Sequence[Any]) -> Any:
+    import numpy
+
+    return numpy.array(_held(number, held))
+
+
+def _items(kind: Callable[[Any], Any]) -> Callable[[Sequence[Aim], Sequence[Any]], Any]:
+    return lambda items, held: kind([_data(each, held) for each in items])
+
+
+_DATA: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
+    "value": lambda value, _: value,  # a literal, as the whole aim is one
+    "held": _held,
+    "array": _array,
+    "list": _items(list),
+    "tuple": _items(tuple),
+    "set": _items(set),
+    "frozenset": _items(frozenset),
+    "dict": _dict,
+}
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array as `arrays_here` makes them, and nothing that behaves like one."""
+    from jaxd.array_like import ArrayLike
+    from jaxd.arrays_here import PRNGKeys
+
+    numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
+    return (
+        isinstance(value, ArrayLike)
+        or type(value) is PRNGKeys
+        or (numpy is not None and type(value) is numpy.ndarray)
+        or (jax is not None and isinstance(value, jax.Array))
+    )
+
+
+def refuse_functions(value: Any) -> None:
+    """Returns when what a function is called with holds no function or class; see `holds_function`.
+
+    Raises:
+        ProtocolError: when it does.
+    """
+    if holds_function(value):
+        raise ProtocolError(
+            "the server gives a function to what it calls back. Is that server what it should be?"
+        )
+
+
+def _natural(number: Any) -> int:
+    if type(number) is not int or number < 0:
         raise IndexError(number)
     return number
+
+
+def _text(name: Any) -> str:
+    if type(name) is not str:
+        raise TypeError(name)
+    return name

@@ -285,6 +285,7 @@ class ArgumentEncoder(TreeEncoder):
         self._met[cls.__module__, cls.__qualname__] = cls
         self._met.update(data.classes)
         self._met.update(data.objects)
+        self._met.update(data.installed)
 
 
 _NAMELESS: Final = b"X" + dump_literal("")

@@ -7,13 +7,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.aims import function_at
+from jaxd.aims import Table, refuse_functions
 from jaxd.arguments import encode_arguments
 from jaxd.forking import forget_after_fork
 from jaxd.inside import inside
+from jaxd.questions import NothingGiven
 from jaxd.raised import raised_by
 from jaxd_protocol.errors import CalledBack, ProtocolError
 from jaxd_protocol.statics import NO_STATICS
+from jaxd_protocol.trees.literals import load_literal
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
@@ -52,10 +54,17 @@ class Callbacks:
             buffers: the rest of it.
 
         Raises:
+            NothingGiven: when the call gives nothing to be called back.
             BaseException: what the function raises; it is kept for the caller as well.
         """
+        if not call.spec.identity.calls_back:
+            raise NothingGiven(
+                f"the server wants a function called back by {call.spec.identity.name}, which "
+                "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
+                "server what it should be?"
+            )
         if tuple(map(type, question)) != (int, bytes, bytes, int):
-            raise ProtocolError("the server calls back in a way that this client does not know.")
+            raise _unknown()
         number, skeleton, blob, wants_result = question
         self._note(connection, number, None)
         try:
@@ -71,8 +80,16 @@ class Callbacks:
     ) -> Any:
         identity = call.spec.identity
         with identity.travelling():
-            aim, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
-        function = function_at(aim, *identity.own())
+            read = identity.reader.read(skeleton, blob, buffers, "auto")
+        if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
+            raise _unknown()
+        aim, held, args, kwargs = read
+        literal, end = load_literal(aim, 0)
+        if type(literal) is not tuple or end != len(aim):
+            raise _unknown()
+        table = Table(identity.targets, identity.callbacks, call.arguments)
+        function = table.function_at(literal, held)
+        refuse_functions((args, kwargs))
         return function(*args, **kwargs)
 
     def _note(self, connection: object, number: int, error: BaseException | None) -> None:
@@ -111,7 +128,14 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
-            raise raised_by(failure, call.spec.identity.name, connection) from error
+            raise raised_by(failure, call.spec.identity, connection) from error
+
+
+def _unknown() -> ProtocolError:
+    return ProtocolError(
+        "the server calls back in a way that this client does not know. Install the same jaxd on "
+        "both sides."
+    )
 
 
 def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:

@@ -17,7 +17,14 @@ from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
 from jaxd.value_calls import stay_for
 from jaxd_protocol.calls import FAILED, is_failure
-from jaxd_protocol.errors import Busy, CallbackError, CalledBack, ConnectionLost, WorkerReplaced
+from jaxd_protocol.errors import (
+    Busy,
+    CallbackError,
+    CalledBack,
+    ConnectionLost,
+    ProtocolError,
+    WorkerReplaced,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -78,16 +85,20 @@ class Caller(Link):
             stay,
             encoded.sources,
             encoded.heads,
+            (args, kwargs) if spec.identity.takes_arguments else None,
         )
 
-    def takes_programs_only(self) -> bool:
+    def takes_programs_only(self, timeout_s: float | None = None) -> bool:
         """Whether functions have to be traced and exported here; connects to find out.
 
+        Args:
+            timeout_s: how long its caller waits for a server that has no room.
+
         Raises:
-            NoServer: when the server cannot be reached.
+            NoServer, Busy: when the server cannot be reached.
         """
         if self.accepts is None:
-            self.connection()
+            self.connection(deadline=None if timeout_s is None else time.monotonic() + timeout_s)
         return self.accepts == "exported"
 
     def remember(self, spec: Spec) -> None:
@@ -142,7 +153,7 @@ class Caller(Link):
 
                 losses = losses or Losses(call.spec.identity.name)
                 losses.note(error, sent[-1].worker if sent else None)
-            repeated = losses.repeated(call, self.connection().worker)
+            repeated = losses.repeated(call, self.connection(deadline=deadline).worker)
             self.hearing.before.goes_on_as(call, repeated)
             call = repeated
 
@@ -154,7 +165,7 @@ class Caller(Link):
         `sent` gets each connection over which the call went.
         """
         for _ in range(MAX_WORKERS):
-            connection = self.connection()
+            connection = self.connection(deadline=deadline)
             number = connection.number()
             heard = self._hearing.made
             if heard is not None and heard.before.is_waiting:
@@ -238,7 +249,7 @@ class Caller(Link):
         if value[0] == FAILED:
             from jaxd.raised import raised_by
 
-            raise raised_by(value[1], call.spec.identity.name, connection)
+            raise raised_by(value[1], call.spec.identity, connection)
         identity = call.spec.identity
         if call.stay is not None:
             remote = connection.remote  # not that of today: what stayed belongs to its session
@@ -280,15 +291,26 @@ class Caller(Link):
     def event(
         self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
     ) -> None:
-        """A call of ours reports how far it is, or what its user should know."""
+        """A call of ours reports how far it is, or what its user should know.
+
+        Raises:
+            ProtocolError: when the report is made of something else than reports are.
+        """
         from jaxd.hearing import HEARD
 
-        if kind in HEARD:
-            self.hearing.event(connection, number, kind, content)
-        elif kind == "warning":
-            self.notices.event(connection, number, content)
-        else:
-            self.progress.event(connection, number, kind, content)
+        try:
+            if kind in HEARD:
+                self.hearing.event(connection, number, kind, content)
+            elif kind == "warning":
+                self.notices.event(connection, number, content)
+            else:
+                self.progress.event(connection, number, kind, content)
+        except (AttributeError, TypeError, ValueError) as error:
+            # else it would end the thread that reads, and with it what others wait for
+            raise ProtocolError(
+                "the server reports something that cannot be understood. Install the same jaxd on "
+                "both sides."
+            ) from error
 
 
 class HasCaller(Protocol):

@@ -151,6 +151,7 @@ def connect(
 
     Raises:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
+        Busy: when it has no room for a minute.
         AuthenticationFailed, VersionMismatch: when the handshake fails.
         ConfigurationError: when the server has no such device.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from jaxd.settings import Settings
 from jaxd.transport import ClientConnection
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError
-from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.handshake import UNIX, Channel, greet_server
 from jaxd_protocol.wire import stream_over
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def _greet(
     line.settimeout(GREETING_S)
     token = settings.read_token() if address.needs_token else None
     try:
-        return greet_server(line, _versions(), token, session, settings.device)
+        channel = _channel(line, address)
+        return greet_server(line, channel, _versions(), token, session, settings.device)
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except TimeoutError as error:
@@ -83,6 +85,17 @@ def _greet(
             f"what listens at {address} closed the connection during the handshake: it is no "
             "jaxd server, or it is stopping. Check the address with `jaxd doctor`."
         ) from error
+
+
+def _channel(line: Connected, address: Address) -> Channel:
+    """What is known of the connection, for the proofs; for ssh it is ssh that has proved it."""
+    if isinstance(line, socket.socket):
+        if address.kind == "tcp":
+            return Channel("tcp", sock=line, insecure=address.insecure)
+        return UNIX
+    from jaxd_protocol.certificates import fingerprint_of
+
+    return Channel("tls", fingerprint_of(line.peer_certificate()))
 
 
 def _versions() -> dict[str, str]:

@@ -8,34 +8,46 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from jaxd.dialling import check_owner
+from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConnectionLost
 
 __all__ = ["ask", "ask_patiently", "stop_and_wait"]
 
 _PATIENCE_S = 5.0
+_MOST_BYTES = 1 << 26
 
 
-def ask(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+def ask(path: str, request: Mapping[str, Any], uid: int | None = None) -> dict[str, Any] | None:
     """The reply of the host whose control socket is at `path`; None when there is no host.
 
+    Args:
+        path: of a server of this user's, of root's, or of the user `uid`.
+        request: what is asked.
+        uid: whose server it may be as well.
+
     Raises:
+        AuthenticationFailed: when somebody else holds the socket.
         ConnectionLost: when somebody holds the socket but does not reply within five seconds,
             ten times as long as a host waits for a worker that hangs.
     """
-    control = _connect(path)
+    control = _connect(path, uid)
     if control is None:
         return None
     with control:
         return _exchange(control, path, request)
 
 
-def ask_patiently(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+def ask_patiently(
+    path: str, request: Mapping[str, Any], uid: int | None = None
+) -> dict[str, Any] | None:
     """As `ask`, of what takes the host a while.
 
     Raises:
+        AuthenticationFailed: as `ask`.
         ConnectionLost: when it does not even listen.
     """
-    control = _connect(path)
+    control = _connect(path, uid)
     if control is None:
         return None
     with control:
@@ -43,15 +55,16 @@ def ask_patiently(path: str, request: Mapping[str, Any]) -> dict[str, Any] | Non
         return _exchange(control, path, request)
 
 
-def stop_and_wait(path: str, *, now: bool = False) -> bool:
+def stop_and_wait(path: str, *, now: bool = False, uid: int | None = None) -> bool:
     """Stops the host at `path` and returns when it is gone; False when there was none.
 
     It finishes its running calls first, however long they take, unless it is to stop `now`.
 
     Raises:
+        AuthenticationFailed: as `ask`.
         ConnectionLost: when it does not even reply.
     """
-    control = _connect(path)
+    control = _connect(path, uid)
     if control is None:
         return False
     with control:
@@ -62,7 +75,7 @@ def stop_and_wait(path: str, *, now: bool = False) -> bool:
     return replied
 
 
-def _connect(path: str) -> socket.socket | None:
+def _connect(path: str, uid: int | None) -> socket.socket | None:
     if not hasattr(socket, "AF_UNIX"):
         return None
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -72,6 +85,11 @@ def _connect(path: str) -> socket.socket | None:
     except OSError:
         control.close()
         return None
+    try:
+        check_owner(control, Address.unix(path)._replace(uid=uid))
+    except BaseException:
+        control.close()
+        raise
     return control
 
 
@@ -81,7 +99,7 @@ def _exchange(
     try:
         control.sendall(json.dumps(request).encode() + b"\n")
         with control.makefile("rb") as replies:
-            line = replies.readline()
+            line = replies.readline(_MOST_BYTES)
     except TimeoutError as error:
         raise ConnectionLost(
             f"the server's host holds {path} but does not reply. Find its process with "

@@ -38,7 +38,7 @@ class CallOptions(TypedDict, total=False):
         static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
             functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
             `jax.jit`, it is an error unless its argument is declared static.
-        server: `unix:///path` or `tcp://host:port`.
+        server: an address, such as `unix:///path`, `tls://host:port#sha256=…` or `ssh://host`.
         host: a TCP host instead of `server`; localhost when only `port` is given.
         port: a TCP port instead of `server`; 18861 when only `host` is given.
         token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
@@ -58,6 +58,9 @@ class CallOptions(TypedDict, total=False):
             `importlib.import_module` with a computed name works. The server runs them; what was
             changed in a module after its import (`cfg.lr = args.lr`) is not in them and is not
             seen, but for plain values that the function itself reads, which are an error then.
+        callbacks: functions, and methods of objects, that programs may call back in this process
+            although the function's code does not give them to `jax.debug.callback` or
+            `io_callback` itself, but by way of a helper. They are not in the key.
         extra_key: a plain value; functions with different ones never share an executable.
     """
 
@@ -82,6 +85,7 @@ class CallOptions(TypedDict, total=False):
     strict: bool
     ignore: str | Iterable[str]
     ship: Ship
+    callbacks: Sequence[Callable[..., Any]]
     extra_key: Any
 
 
@@ -138,6 +142,7 @@ def persistent_call(
         ),
         names_of(options.get("ignore")) or (),
         options.get("ship", "value"),
+        tuple(options.get("callbacks") or ()),
     )
 
 

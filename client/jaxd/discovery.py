@@ -66,7 +66,7 @@ def _start(files: LocalServerFiles, settings: Settings) -> None:
     if not hasattr(socket, "AF_UNIX"):
         raise NoServer(
             "a local server needs Unix sockets, which this system does not have. "
-            "Set JAXD_SERVER to the address of a server, such as tcp://gpu-host:18861."
+            "Set JAXD_SERVER to the address of a server, such as tls://gpu-host:18861#sha256=…"
         )
     if not settings.autostart:
         raise NoServer(
@@ -77,7 +77,7 @@ def _start(files: LocalServerFiles, settings: Settings) -> None:
         raise NoServer(
             "no server runs here, and this environment cannot run one. Either run "
             "`pip install 'jaxd[server]'`, or set JAXD_SERVER to the address of a server, "
-            "such as tcp://gpu-host:18861."
+            "such as ssh://gpu-host."
         )
     from jaxd.background import start_background
 

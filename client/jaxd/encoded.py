@@ -34,6 +34,7 @@ class Encoded(NamedTuple):
             shorter than `buffers` where none is.
         stay: what of the result is to stay on the server; None: nothing.
         sources: the arrays of jax whose data is in a buffer, by leaf.
+        arguments: what it was called with, where it may call that back.
         lost: how many workers have died during it.
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
@@ -50,6 +51,7 @@ class Encoded(NamedTuple):
     stay: Stay | None = None
     sources: Mapping[int, Any] = {}
     heads: Mapping[int, bytes] = {}
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     lost: int = 0
 
     @property
@@ -121,4 +123,4 @@ class Encoded(NamedTuple):
 
     def without_data(self) -> Encoded:
         """The same, once its data is not needed any more."""
-        return self._replace(blob=b"", buffers=(), values=(), sources={})
+        return self._replace(blob=b"", buffers=(), values=(), sources={}, arguments=None)

@@ -18,12 +18,13 @@ from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import NO_STATICS, Statics
+from jaxd_protocol.trees import parse_leaves
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
     from jaxd.identity import Spec
     from jaxd_protocol.elsewhere import Stay
-    from jaxd_protocol.trees import Leaf
+    from jaxd_protocol.trees import Layout, Leaf
 
 __all__ = ["Exported", "exported_call"]
 
@@ -39,7 +40,8 @@ class Exported:
 
     Attributes:
         key, identity, options, statics: as those of a `Spec`.
-        name, meaning, fingerprint, code, reader, forms, pinned, archives: as of an `Identity`.
+        name, meaning, fingerprint, code, reader, forms, pinned, archives, calls_back,
+            takes_arguments: as of an `Identity`; nothing of this process can be called back.
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
@@ -56,10 +58,7 @@ class Exported:
         self.forms: dict[bytes, bytes] = {}
         self.pinned: dict[bytes, Any] = {}
         self.archives = None
-
-    def own(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Nothing of this process can be called back."""
-        return (), ()
+        self.calls_back = self.takes_arguments = False
 
     def travelling(self) -> AbstractContextManager[None]:
         """Nothing has to be prepared."""
@@ -67,7 +66,10 @@ class Exported:
 
 
 class _TreeReader(ResultReader):
-    """Puts the leaves that a program returns into the tree that the function returned."""
+    """Puts the leaves that a program returns into the tree that the function returned.
+
+    The server has no say in that tree: it sends a list of arrays and numbers, as many as there are.
+    """
 
     def __init__(self, structure: Any) -> None:
         super().__init__({})
@@ -90,6 +92,9 @@ class _TreeReader(ResultReader):
         """As its base does."""
         leaves = super().read_part(skeleton, home, stay, results, remote)
         return self._structure.unflatten(leaves)
+
+    def _parsed(self, skeleton: bytes) -> Layout:
+        return parse_leaves(skeleton, self._structure.num_leaves)
 
 
 def exported_call(

@@ -132,8 +132,8 @@ class Flight:
         if is_failure(failure, WorkerReplaced):  # no other worker has what the call needs
             return naming_for(gone(with_worker=True), self.call)
         if self.connection is None:
-            return rebuild_failure(failure)
-        return raised_by(failure, self.name, self.connection)
+            return rebuild_failure(failure, self.call.spec.identity.reader)
+        return raised_by(failure, self.call.spec.identity, self.connection)
 
     def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Its reply is here.

@@ -20,11 +20,20 @@ from jaxd.heard_before import HeardBefore
 from jaxd.jax_side import logs_compiles
 from jaxd.notices import Notices
 from jaxd.progress import Progress
+from jaxd_protocol.installed import content_of
+from jaxd_protocol.remote_frames import shown_file
 
 __all__ = ["HEARD", "Hearing"]
 
 HEARD: Final = frozenset({"print", "warned", "logged", "compiled", "unsaid"})
 """The kinds of events that are for here."""
+
+_MOST_BUILDS: Final = 4096
+_MOST_LOGGERS: Final = 256
+"""That a server can have made here."""
+
+_MOST_FILES: Final = 1000
+"""With warnings, of which it is known whether they were shown."""
 
 
 class Hearing:
@@ -42,6 +51,7 @@ class Hearing:
         self._notices = notices
         self._progress = progress
         self._registries: dict[str, dict[Any, Any]] = {}
+        self._loggers = 0
         self.before = HeardBefore()
         self.after_fork()
         forget_after_fork(self)
@@ -87,6 +97,8 @@ class Hearing:
         with self._lock:
             if place < self._heard.get(name, 0):
                 return False
+            if len(self._heard) >= _MOST_BUILDS:
+                self._heard.clear()
             self._heard[name] = place + 1
         return True
 
@@ -103,12 +115,16 @@ class Hearing:
         category = _category(content)
         module = _module_of(file)
         name = "<unknown>" if module is None else module.__name__
+        if len(self._registries) >= _MOST_FILES:
+            self._registries.clear()
         registry = self._registries.setdefault(file, {})
         if module is not None:
             registry = vars(module).setdefault("__warningregistry__", {})
         self._progress.make_way()
         try:
-            warnings.warn_explicit(content["text"], category, file, line, name, registry)
+            warnings.warn_explicit(
+                content["text"], category, shown_file(file), line, name, registry
+            )
         except Warning as error:  # the user's filters want it raised
             raised = error
             later(lambda: _raise(raised))
@@ -121,7 +137,7 @@ class Hearing:
     def _log(self, content: dict[str, Any]) -> None:
         import logging  # only who logs needs it
 
-        logger = logging.getLogger(content["name"])
+        logger = logging.getLogger(content["name"] if self._may_log_as(content["name"]) else None)
         record = logger.makeRecord(
             content["name"],
             content["level"],
@@ -137,6 +153,16 @@ class Hearing:
             self._progress.make_way()
             logger.handle(record)
 
+    def _may_log_as(self, name: str) -> bool:
+        """Whether a logger of that name is there, or may be made: they are never forgotten."""
+        import logging
+
+        if name not in logging.root.manager.loggerDict:
+            if self._loggers >= _MOST_LOGGERS:
+                return False
+            self._loggers += 1
+        return True
+
 
 def _write(stream: TextIO, text: str) -> None:
     try:
@@ -151,10 +177,15 @@ def _raise(error: Warning) -> None:
 
 
 def _category(content: dict[str, Any]) -> type[Warning]:
-    """The category in this process; where it does not have it, the nearest of Python's own."""
+    """The category in this process; where it does not have it, the nearest of Python's own.
+
+    A server names it, and a warning is made of it: so it is one whose class has no code for that.
+    """
+    from jaxd_protocol.failures import has_code  # most calls warn of nothing
+
     module, name = content["category"]
-    found: Any = vars(sys.modules.get(module, warnings)).get(name)
-    if isinstance(found, type) and issubclass(found, Warning):
+    found: Any = content_of(module).get(name)
+    if isinstance(found, type) and issubclass(found, Warning) and not has_code(found, _CODE):
         return found
     for base in content["bases"]:
         known = getattr(builtins, base, None)
@@ -163,9 +194,13 @@ def _category(content: dict[str, Any]) -> type[Warning]:
     return UserWarning
 
 
+_CODE: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "__repr__"})
+
+
 def _module_of(file: str) -> ModuleType | None:
     """The module of this process that was loaded from a file."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("__file__") == file:
+    for name in list(sys.modules):
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType) and content_of(name).get("__file__") == file:
             return module
     return None

@@ -32,6 +32,7 @@ class Identities:
         options: how it is to be compiled.
         ignored: what not to count in its key.
         ship: how its code travels.
+        callbacks: what a server may have called back, beside what the function gives itself.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Identities:
         options: Options,
         ignored: tuple[str, ...],
         ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         self._function = function
         self._options = options
         self._ignored = ignored
         self._ship: Ship = ship
+        self._callbacks = callbacks
         self._current: Identity | None = None
         self._warned = self._counted = False
         self.after_fork()
@@ -56,9 +59,9 @@ class Identities:
         self._lock = threading.Lock()  # guards _current and _warned
 
     @property
-    def ways(self) -> tuple[tuple[str, ...], Ship]:
-        """What is not counted in the key, and how the code travels."""
-        return self._ignored, self._ship
+    def ways(self) -> tuple[tuple[str, ...], Ship, tuple[Callable[..., Any], ...]]:
+        """What is not counted in the key, how the code travels, and what may be called back."""
+        return self._ignored, self._ship, self._callbacks
 
     def spec(self, config: Mapping[str, Any]) -> Spec:
         """The function as it is now, under a configuration.
@@ -104,7 +107,7 @@ class Identities:
     def _look(self, before: Identity | None, installed: int) -> Identity:
         from jaxd.identity import Identity  # only a first call needs it
 
-        found = Identity(self._function, self._options, self._ignored, installed, self._ship)
+        found = Identity(self._function, self._options, self._ignored, installed, *self.ways[1:])
         if before is not None and before.fingerprint == found.fingerprint:
             found.pinned.update(before.pinned)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,8 @@ from jaxd.own_objects import OwnObjects
 from jaxd.results import ResultReader
 from jaxd_protocol.calls import Options, function_key
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
-from jaxd_protocol.fingerprint import Fingerprint, Walked, walk
+from jaxd_protocol.fingerprint import Fingerprint, Listed, Walked, walk
+from jaxd_protocol.fingerprint.facts import Targets
 from jaxd_protocol.fingerprint.shipping import shipping
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import Statics, statics_of
@@ -62,6 +63,8 @@ class Identity:
         reader: rebuilds its results, as instances of the classes that it reaches.
         statics: its static arguments.
         archives: the packages that travel as files; None when code travels by value.
+        callbacks: what `callbacks=` lists.
+        takes_arguments: whether a call can have its own arguments called back.
 
     Raises:
         PackingError: when it reaches something that can be neither in a key nor carried.
@@ -74,7 +77,9 @@ class Identity:
         ignored: tuple[str, ...] = (),
         installed: int = 0,
         ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        self.callbacks = callbacks
         self.installed = installed
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.statics: Statics = statics_of(function, options)
@@ -83,11 +88,16 @@ class Identity:
         self.forms: dict[bytes, bytes] = {}
         self._function = function
         self.archives = _archives() if ship == "source" else None
-        self._walked = walk(function, self.name, ignore=ignored, archives=self.archives)
+        listed = Listed(callbacks) if callbacks else None
+        self._walked = walk(
+            function, self.name, ignore=ignored, archives=self.archives, listed=listed
+        )
         self._packed: bytes | None = None
         self.is_fresh = True
         self.after_fork()
-        self.meaning = Meaning.of(self._walked.fingerprint, ignored)
+        self.takes_arguments = self.targets.takes_arguments and not options.transformations
+        told = () if listed is None else listed.entries
+        self.meaning = Meaning.of(self._walked.fingerprint, ignored, told)
         self.reader = ResultReader({}, _own_objects(self.name, self._walked))
         if self.archives is not None:
             self.archives.close()
@@ -133,10 +143,16 @@ class Identity:
                     self._packed = pack_function(self._function, what, self._walked.reach)
             return self._packed
 
-    def own(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """What the function reaches, and what it only gives to be called back, by number."""
-        reach = self._walked.reach
-        return reach.numbered, reach.live
+    @property
+    def targets(self) -> Targets:
+        """What a server may have called back, beside what `callbacks=` lists."""
+        return self._walked.reach.targets
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether a server may have anything called back."""
+        found = self.targets
+        return bool(found.objects or found.codes or found.parameters or self.callbacks)
 
     def travelling(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
@@ -182,4 +198,5 @@ def _own_objects(name: str, walked: Walked) -> OwnObjects:
     """What a function reaches, as its results name it."""
     found = walked.fingerprint
     mark = b"" if found.unshared else mark_of(found.digest)
-    return OwnObjects(name, mark, walked.reach.numbered, found.packages, walked.reach.objects)
+    reach = walked.reach
+    return OwnObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)

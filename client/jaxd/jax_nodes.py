@@ -13,17 +13,12 @@ from typing import Any, Final
 from jaxd.jax_side import loaded_jax
 from jaxd_protocol.errors import ResultError
 
-__all__ = ["is_mapping", "is_registered", "structure", "unflatten"]
-
-
-def is_mapping(cls: type) -> bool:
-    """Whether instances of a class are keys and values, for which jax is not needed."""
-    return cls in _MAPPINGS
+__all__ = ["MAPPINGS", "is_registered", "structure", "unflatten"]
 
 
 def is_registered(cls: type) -> bool:
     """Whether instances of a class can be made: by itself, or because jax is imported."""
-    if is_mapping(cls):
+    if cls in MAPPINGS:
         return True
     try:
         return loaded_jax() is not None and _structure(cls, None, 0) is not None
@@ -38,14 +33,28 @@ def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
         ResultError: when the class does not take these.
     """
     try:
-        if cls in _MAPPINGS:
-            return _MAPPINGS[cls](aux, children)
+        if cls in MAPPINGS:
+            return MAPPINGS[cls](aux, children)
+        _check_fields(cls, aux, children)
         return _structure(cls, aux, len(children)).unflatten(children)
     except Exception as error:
         raise ResultError(
             f"the result holds a {cls.__module__}.{cls.__qualname__}, which cannot be made here: "
             f"{error}. Return dicts, lists and tuples from the function."
         ) from error
+
+
+def _check_fields(cls: type, aux: Any, children: list[Any]) -> None:
+    """Raises unless a dataclass has as many fields: jaxlib reads on behind too few children."""
+    if "__dataclass_fields__" not in dir(cls):
+        return
+    from jaxd_protocol.jax_objects.registrations import class_registration
+
+    found = class_registration(cls)
+    if found is not None and found.style == "dataclass":
+        data, static = found.parts
+        if type(aux) is not tuple or (len(children), len(aux)) != (len(data), len(static)):
+            raise ValueError(f"it has {len(data)} children and {len(static)} static fields")
 
 
 def structure(tree: Any) -> Any:
@@ -81,8 +90,9 @@ def _default_dict(aux: Any, children: list[Any]) -> Any:
     return defaultdict(factory, zip(keys, children, strict=True))
 
 
-_MAPPINGS: Final[dict[type, Callable[[Any, list[Any]], Any]]] = {
+MAPPINGS: Final[dict[type, Callable[[Any, list[Any]], Any]]] = {
     dict: lambda keys, children: dict(zip(keys, children, strict=True)),
     OrderedDict: lambda keys, children: OrderedDict(zip(keys, children, strict=True)),
     defaultdict: _default_dict,
 }
+"""Classes whose instances are keys and values, for which jax is not needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from jaxd.settings import Settings
 from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.errors import JaxdError, NoServer, ProtocolError
+from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
 
 if TYPE_CHECKING:
     from jaxd.callbacks import Callbacks
@@ -133,14 +134,18 @@ class Link:
         if self.remote is not None:
             self.tell(self.remote, "bye")
 
-    def connection(self, fresh: bool = False) -> ClientConnection:
+    def connection(self, fresh: bool = False, deadline: float | None = None) -> ClientConnection:
         """The open connection; made, or made anew, when there is none.
+
+        A server that has no room for one more client is asked again when it says.
 
         Args:
             fresh: look first whether the server has ended it while it was idle; for what had
                 better not be sent twice.
+            deadline: `time.monotonic()` after which it is not asked again; None: after a minute.
 
         Raises:
+            Busy: when the server has no room then.
             NoServer: when no server can be found, started or reached.
             AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
         """
@@ -149,6 +154,26 @@ class Link:
             connection.check()
         if connection is not None and connection.alive:
             return connection
+        try:
+            return self._connected()
+        except Busy as error:
+            return self._connected_later(error, deadline)
+
+    def _connected_later(self, error: Busy, deadline: float | None) -> ClientConnection:
+        """Nobody waits for the lock meanwhile: the client can be closed."""
+        from jaxd.politeness import Politeness  # a server seldom is
+
+        politeness = Politeness(deadline)
+        while (pause_s := politeness.pause_after_s(error.retry_after_s)) is not None:
+            time.sleep(pause_s)
+            try:
+                return self._connected()
+            except Busy as again:
+                error = again
+        raise error
+
+    def _connected(self) -> ClientConnection:
+        """As `connection`, but a server without room is not asked again."""
         with self._lock:
             if self._connection is None or not self._connection.alive:
                 self._connection = self._connect_again()

@@ -39,6 +39,7 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     _check_static(options.get("static", "auto"))
     _check_config(options.get("config"))
     _check_compiler_options(options.get("compiler_options"))
+    _check_callbacks(options.get("callbacks"))
 
 
 def _check_client(options: Mapping[str, Any]) -> None:
@@ -127,4 +128,14 @@ def _check_compiler_options(options: object) -> None:
         raise ConfigurationError(
             f"compiler_options={options!r} does not map names to values. "
             "Write it as {'xla_embed_ir_in_executable': True}."
+        )
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if callbacks is None:
+        return
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise ConfigurationError(
+            f"callbacks={callbacks!r} is no list of functions. Write it as callbacks=[log, "
+            "history.append]."
         )

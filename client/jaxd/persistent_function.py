@@ -81,6 +81,7 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         manner: Manner,
         ignored: tuple[str, ...] = (),
         ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
         base: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
@@ -89,7 +90,7 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         self.jit_options = options.of_jit()
         self._find_caller = find_caller
         self._manner = manner
-        self._identities = Identities(base or function, options, ignored, ship)
+        self._identities = Identities(base or function, options, ignored, ship, callbacks)
         self._derived = {}
         self.nnx_calls: NnxCalls | None = None
         self._inline: Callable[..., Any] | None = None
@@ -266,7 +267,7 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
     ) -> Encoded:
         spec = self._identities.spec(config)
         _, manner, timeout_s, strict = self._manner
-        if caller.accepts != "code" and caller.takes_programs_only():
+        if caller.accepts != "code" and caller.takes_programs_only(timeout_s):
             from jaxd.exporting import exported_call  # imports jax, and few servers ask for it
 
             made = exported_call(caller, spec, self.__wrapped__, self._manner.config, args, kwargs)

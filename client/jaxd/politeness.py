@@ -39,7 +39,10 @@ class Politeness:
         """
         if value[0] != FAILED or not is_failure(value[1], Busy):
             return None
-        retry_after_s = float(value[1][4])
+        return self.pause_after_s(float(value[1][4]))
+
+    def pause_after_s(self, retry_after_s: float) -> float | None:
+        """As `pause_s`, of what a server has said that takes no client now."""
         pause_s = retry_after_s * self._patience * random.uniform(*_JITTER)  # noqa: S311  no secret
         self._patience = min(_AT_MOST, 2 * self._patience)  # everybody may have been told the same
         return pause_s if time.monotonic() + pause_s < self._deadline else None

@@ -6,8 +6,10 @@ Most calls hear nothing of the kind: imported when the first such message comes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
@@ -17,7 +19,17 @@ if TYPE_CHECKING:
     from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["answer", "read_event"]
+__all__ = ["Answerers", "NothingGiven", "answer", "read_event"]
+
+_PER_CALL: Final = 64
+"""Threads for each open call: what runs here may make calls, whose questions must have some too."""
+
+_MOST_WAITING: Final = 4096
+"""Questions without a thread. A server asks once for each of its threads that waits for us."""
+
+
+class NothingGiven(ProtocolError):
+    """A server wants something called back for a call that gives nothing to be called back."""
 
 
 def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
@@ -34,6 +46,70 @@ def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
     if (type(number), type(kind), type(content)) != (int, str, dict):
         raise ProtocolError("the server reports something that is no event.")
     return number, kind, content
+
+
+class Answerers:
+    """The threads that answer what a server asks over one connection. Thread-safe.
+
+    As many as there are questions, up to a number for each open call. A question that has none
+    waits for one.
+
+    Args:
+        calls: how many calls are open.
+    """
+
+    def __init__(self, calls: Callable[[], int]) -> None:
+        self._calls = calls
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self._threads = 0
+        self._coming = 0  # threads that have not taken their first question yet
+        self._lock = threading.Lock()  # guards the three
+
+    def take(self, *question: Any) -> None:
+        """Has a question answered; see `answer`.
+
+        Raises:
+            ProtocolError: when more of them wait than an honest server asks.
+        """
+        with self._lock:
+            if len(self._waiting) >= _MOST_WAITING:
+                raise ProtocolError(
+                    f"the server asks more than {_MOST_WAITING} things at once, which no honest "
+                    "one does. The connection was ended; find out who runs the server."
+                )
+            self._waiting.append(question)
+            room = _PER_CALL * (1 + self._calls()) - self._threads
+            wanted = max(0, min(len(self._waiting) - self._coming, room))
+            self._threads += wanted
+            self._coming += wanted
+        started = 0
+        try:
+            for _ in range(wanted):
+                threading.Thread(target=self._work, name="jaxd-answer", daemon=True).start()
+                started += 1
+        finally:
+            with self._lock:
+                self._threads -= wanted - started
+                self._coming -= wanted - started
+
+    def _work(self) -> None:
+        """Answers until nothing waits."""
+        coming = 1
+        while True:
+            with self._lock:
+                self._coming -= coming
+                coming = 0
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                question = self._waiting.popleft()
+            try:
+                answer(*question)
+            except BaseException:
+                with self._lock:
+                    self._threads -= 1
+                question[0].shut()  # the server must not wait for an answer that does not come
+                raise
 
 
 def answer(
@@ -56,11 +132,10 @@ def answer(
     """
     try:
         if verb == "callback":
-            found = _called_back(connection, answers, args, frame)
+            _call_back(connection, answers, seq, args, frame)
         else:
-            found = _question(answers, verb, args)
-        connection.send_reply(seq, *found)
-    except (EOFError, JaxdError, KeyError):
+            connection.send_reply(seq, *_question(answers, verb, args))
+    except (EOFError, IndexError, JaxdError, KeyError, TypeError):  # or it is no question
         connection.shut()  # the server must not wait for an answer that does not come
 
 
@@ -73,15 +148,27 @@ def _question(
         return _failed(error), ()
 
 
-def _called_back(
-    connection: ClientConnection, answers: Answers, args: tuple[Value, ...], frame: Frame
-) -> tuple[Value, Sequence[memoryview]]:
-    """Whatever happens in a function of the user's, the program that called it is told."""
-    about = connection.about(args[0])
+def _call_back(
+    connection: ClientConnection,
+    answers: Answers,
+    seq: int,
+    args: tuple[Value, ...],
+    frame: Frame,
+) -> None:
+    """Whatever happens in a function of the user's, the program that called it is told.
+
+    A server that wants something called for a call that gives nothing is no honest one.
+    """
+    about = connection.about(args[0]) if args and type(args[0]) is int else None
     try:
-        return answers.call_back(connection, about, args, frame.buffers)
+        found = answers.call_back(connection, about, args, frame.buffers)
+    except NothingGiven as error:
+        connection.send_reply(seq, _failed(error), ())
+        connection.refuse(error)
     except BaseException as error:  # noqa: BLE001  see above
-        return _failed(error), ()
+        connection.send_reply(seq, _failed(error), ())
+    else:
+        connection.send_reply(seq, *found)
 
 
 def _failed(error: BaseException) -> Value:

@@ -10,22 +10,24 @@ from jaxd_protocol.errors import JaxdError, RemoteError
 from jaxd_protocol.failures import Failure, rebuild_failure
 
 if TYPE_CHECKING:
+    from jaxd.identity import Identity
     from jaxd.transport import ClientConnection
 
 __all__ = ["raised_by"]
 
 
-def raised_by(failure: Failure, name: str, connection: ClientConnection) -> BaseException:
+def raised_by(failure: Failure, function: Identity, connection: ClientConnection) -> BaseException:
     """The exception that a call has ended with; a note says which call, and of which server.
 
     Args:
         failure: what the server says.
-        name: what people call the function.
+        function: what was called; of the user's own exceptions, those that it reaches are known.
         connection: over which the call was made.
     """
-    error = rebuild_failure(failure, with_jax=_shows_jax())
+    error = rebuild_failure(failure, function.reader, with_jax=_shows_jax())
     if type(error) is RemoteError or not isinstance(error, JaxdError):
-        error.add_note(f"Raised in the call of {name} on the jaxd server at {connection.address}.")
+        at = connection.address
+        error.add_note(f"Raised in the call of {function.name} on the jaxd server at {at}.")
     return error
 
 

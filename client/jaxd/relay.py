@@ -10,6 +10,7 @@ import glob
 import os
 import socket
 import stat
+import struct
 import sys
 import threading
 
@@ -22,17 +23,20 @@ REFUSED = "jaxd-relay: no: "
 _PIECE = 1 << 16
 
 
-def main(path: str = "") -> int:
+def main(path: str = "", uid: str = "") -> int:
     """Connects stdin and stdout with a server of this machine until one of both ends.
 
     Args:
         path: its Unix socket; empty: that of the only server of this user that runs.
+        uid: the number of the user whose server it is; empty: this user or root.
 
     Returns:
         0 when it was connected, else 1.
     """
     try:
-        sock = _connected(path or _only_socket())
+        path = path or _only_socket()
+        sock = _connected(path)
+        check_owner(sock, path, uid)
     except (LookupError, OSError) as error:
         _write((REFUSED + str(error).replace("\n", " ") + "\n").encode())
         return 1
@@ -77,6 +81,26 @@ def _connected(path: str) -> socket.socket:
     return sock
 
 
+def check_owner(sock: socket.socket, path: str, uid: str) -> None:
+    """Returns when a socket is this user's, root's, or that of the user of that number.
+
+    Raises:
+        LookupError: when it is not, or others can write in its folder.
+    """
+    trusted = {0, os.getuid(), int(uid or "0")}
+    folder = os.path.dirname(path)
+    found = os.stat(folder)
+    owner = found.st_uid
+    if hasattr(socket, "SO_PEERCRED"):
+        told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        owner = struct.unpack("3i", told)[1]
+    if owner not in trusted:
+        said = "user %d listens at %s; if it is the server's user, add ?uid=%d to the address"
+        raise LookupError(said % (owner, path, owner))
+    if found.st_uid not in trusted or found.st_mode & 0o022:
+        raise LookupError("others can put a socket of theirs into " + folder)
+
+
 def _only_socket() -> str:
     """The one of the first folder in which a server runs.
 
@@ -118,4 +142,4 @@ def _answers(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main(*sys.argv[1:3]))

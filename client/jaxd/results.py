@@ -152,11 +152,30 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = parse_skeleton(skeleton, self._find_class, None, self._own)
+            layout = self._parsed(skeleton)
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             self._layouts[skeleton] = layout
         return layout
+
+    def _parsed(self, skeleton: bytes) -> Layout:
+        return parse_skeleton(skeleton, self._find_class, None, self._own)
+
+    def exception_type(self, module: str, name: str, content: bytes) -> type | None:
+        """An exception of the user's own, by its content id; None when none is reached."""
+        return self._own.class_of(module, name, content)
+
+    def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
+        """The attributes of an exception of the user's own: plain values, and arrays.
+
+        Raises:
+            JaxdError: when they are anything else.
+        """
+        layout = parse_skeleton(skeleton, _no_class)
+        found = layout.build(_read(layout.whole, blob, (), "auto"))
+        if type(found) is not dict:
+            raise ProtocolError("the attributes of an exception are none.")
+        return {name: value for name, value in found.items() if not str(name).startswith("__")}
 
     def _find_class(
         self,
@@ -171,18 +190,18 @@ class ResultReader:
             fits = found is not None and issubclass(found, tuple)
             fits = fits and getattr(found, "_fields", None) == fields
             return found if found and fits else _substitute(name.rpartition(".")[2], fields)
-        if found is not None and (content or _is_dataclass(found) or self._own.may_make(found)):
+        if found is not None:
             return found
         raise ResultError(
-            f"the result holds a {module}.{name}, which this process has not imported. Import "
-            "its class here, or return dicts, lists and tuples from the function."
+            f"the result holds a {module}.{name}, which a server may not make here: this process "
+            "has not imported its class, its package is none that the function uses, or it is no "
+            "named tuple, dataclass or node of jax that only holds data. Import the class and use "
+            "it in the function, or return dicts, lists and tuples."
         )
 
 
-def _is_dataclass(cls: type) -> bool:
-    from dataclasses import is_dataclass  # few results are of the user's own classes
-
-    return is_dataclass(cls)
+def _no_class(module: str, name: str, *_: Any) -> type:
+    raise ProtocolError(f"the attributes of an exception hold a {module}.{name}.")
 
 
 @lru_cache(maxsize=256)
@@ -216,4 +235,9 @@ def _read_leaf(
     data = data_at(leaf, place, blob, buffers)
     if kind == "numpy" and place.buffer < 0:
         data = memoryview(bytearray(data))  # the blob is read-only, and shared by all that is in it
-    return array_here(leaf, data, kind)
+    try:
+        return array_here(leaf, data, kind)
+    except (TypeError, ValueError) as error:  # keys of a kind or shape that jax does not have
+        raise ProtocolError(
+            f"a result holds an array that cannot be made here: {error}."
+        ) from error

@@ -135,7 +135,7 @@ class SentBefore:
         for owner, data in zip(call.owners, call.buffers, strict=False):
             packed = None if owner in settled else compression.packed(data)
             if packed is not None:
-                spared.add(Row(owner, PACKED, 0), None)
+                spared.add(Row(owner, PACKED, len(data)), None)
                 spared.packed[owner] = packed
 
     def _look_inside(self, contents: Contents, spared: Spared, call: Data, ask: Ask) -> None:

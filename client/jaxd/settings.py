@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxd_protocol.addresses import DEFAULT_TCP_PORT, Address
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.tokens import config_dir, default_token_file, read_token_file
+from jaxd_protocol.tokens import checked_token, config_dir, default_token_file, read_token_file
 
 __all__ = ["Settings", "config_file"]
 
@@ -136,10 +136,10 @@ class Settings:
 
         Raises:
             ConfigurationError: when a token file that was named is missing, or any that is used
-                is empty or readable by others.
+                is empty or readable by others, or when the token can be guessed.
         """
         if self.token is not None:
-            return self.token
+            return checked_token(self.token, "the token that was given (or JAXD_TOKEN)")
         if self.token_file is not None:
             return read_token_file(os.path.expanduser(self.token_file))
         default = default_token_file()

@@ -61,7 +61,8 @@ def dial_over_ssh(address: Address) -> socket.socket:
 
 def ssh_command(address: Address) -> list[str]:
     """What is run here, with what is to be run there."""
-    command = ["ssh", "-T", "-o", "ClearAllForwardings=yes"]
+    # no agent, display, port or Kerberos ticket of this machine over there, whatever is configured
+    command = ["ssh", "-a", "-k", "-x", "-T", "-o", "ClearAllForwardings=yes", "-o", "Tunnel=no"]
     command += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
     if not _has_terminal():
         command += ["-o", "BatchMode=yes"]  # nobody could answer
@@ -69,14 +70,15 @@ def ssh_command(address: Address) -> list[str]:
         command += ["-p", str(address.port)]
     if address.user:
         command += ["-l", address.user]
-    return [*command, "--", address.host, _over_there(address.path)]
+    return [*command, "--", address.host, _over_there(address)]
 
 
-def _over_there(path: str) -> str:
+def _over_there(address: Address) -> str:
     """For whatever shell is there: one line, in which nothing has a meaning to any of them."""
     source = resources.files("jaxd").joinpath("relay.py").read_bytes()
     program = f'import base64;exec(base64.b64decode("{base64.b64encode(source).decode()}"))'
-    return f"exec python3 -c {shlex.quote(program)} {shlex.quote(path)}"
+    words = [program, address.path, *([] if address.uid is None else [str(address.uid)])]
+    return f"exec python3 -c {shlex.join(words)}"
 
 
 def _has_terminal() -> bool:

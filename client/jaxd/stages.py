@@ -44,7 +44,7 @@ def ask_stage(
     except ConnectionLost:
         value, _ = caller.connection().request("stages", message, call.buffers)
     if value[0] == FAILED:
-        raise rebuild_failure(value[1])
+        raise rebuild_failure(value[1], call.spec.identity.reader)
     found: Mapping[str, Any] = json.loads(value)
     return found
 

@@ -79,7 +79,7 @@ class Submission:
 
     def _send(self) -> bool:
         """Sends the call unless nobody wants it any more; False: its connection was lost first."""
-        connection = self._caller.connection(fresh=bool(self._call.buffers))
+        connection = self._caller.connection(bool(self._call.buffers), self._deadline)
         before, call = self._call, self._losses.repeated(self._call, connection.worker)
         self._call = call
         self._caller.hearing.before.goes_on_as(before, call)

@@ -16,6 +16,7 @@ from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
 from jaxd_protocol.wire import BulkStream, Frame, Value
 
 if TYPE_CHECKING:
+    from jaxd.questions import Answerers
     from jaxd.remote_values import RemoteValues
     from jaxd.sent_before import SentBefore
 
@@ -45,6 +46,7 @@ class ClientConnection(SharedReading):
     def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
         super().__init__(VoidService(), stream, max_frame_bytes)
         self._answers = answers
+        self._answerers: Answerers | None = None
         self.passes_descriptors = stream.passes_descriptors
         self.sent_before: Callable[[], SentBefore] | None = None
         self.remote: RemoteValues | None = None
@@ -238,6 +240,10 @@ class ClientConnection(SharedReading):
         error = Cancelled(
             "the client was closed while the call was open. Keep it open until the result is here."
         )
+        self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the connection: open requests fail with `error`, and nobody repeats them."""
         self._finish_all(error)
         self.shut()
 
@@ -266,14 +272,15 @@ class ClientConnection(SharedReading):
 
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
-        from jaxd.questions import answer, read_event  # most calls hear nothing of the kind
+        from jaxd.questions import Answerers, read_event  # most calls hear nothing of the kind
 
         if verb == "event":
             self._answers.event(self, *read_event(args))
             return
-        # in a thread of its own: an answer may be large, and whoever reads must go on reading
-        question = (self, self._answers, seq, verb, args, frame)
-        threading.Thread(target=answer, args=question, name="jaxd-answer", daemon=True).start()
+        # in another thread: an answer may be large, and whoever reads must go on reading
+        if self._answerers is None:
+            self._answerers = Answerers(lambda: len(self._pending))
+        self._answerers.take(self, self._answers, seq, verb, args, frame)
 
     def about(self, number: Any) -> Any:
         """What the open request of that number is for; None when it is for no call, or not open."""
@@ -285,3 +292,4 @@ class ClientConnection(SharedReading):
         self.abandon()
         self._lock = threading.Lock()
         self._pending = {}
+        self._answerers = None

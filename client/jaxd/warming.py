@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from jaxd.caller import Caller
 from jaxd.encoded import Encoded
+from jaxd.results import ResultReader
 from jaxd.specs import encode_specs
 from jaxd_protocol.calls import FAILED, WARM, Options
 from jaxd_protocol.descriptions import Description
@@ -106,7 +107,7 @@ def form_of(caller: Caller, call: Encoded) -> bytes:
 def _reply(caller: Caller, call: Encoded) -> tuple[Any, ...]:
     value: tuple[Any, ...] = caller.reply(call)[0]
     if value[0] == FAILED:
-        raise rebuild_failure(value[1])
+        raise rebuild_failure(value[1], call.spec.identity.reader)
     return value
 
 
@@ -174,7 +175,7 @@ class Recorded:
     Attributes:
         recipe: what is known.
         key, identity, options: as those of a `Spec`.
-        name, meaning, fingerprint, code: as those of an `Identity`.
+        name, meaning, fingerprint, code, reader, calls_back: as those of an `Identity`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -186,6 +187,8 @@ class Recorded:
         self.meaning = Meaning.from_message(recipe.meaning)
         self.fingerprint = self.meaning.fingerprint
         self.code = recipe.code
+        self.reader = ResultReader({})
+        self.calls_back = False
 
     def call(self, caller: Caller, call: RecordedCall) -> Warming:
         """What warms it for one of its calls."""

@@ -15,6 +15,7 @@ from typing import Any
 from jaxd_protocol.keepsakes import promise
 from jaxd_protocol.trees import parse_skeleton
 from jaxd_protocol.trees.leaves import dtype_of
+from jaxd_protocol.trees.objects import default_of
 from jaxd_protocol.trees.references import Reference, load_reference, with_tokens
 from jaxd_server.homes import homes
 from jaxd_server.result_forms import ResultForm
@@ -49,7 +50,9 @@ class _References:
     def __init__(self) -> None:
         self.found: list[Reference] = []
 
-    def getter(self, reference: Reference) -> Callable[[], Any]:
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
         self.found.append(reference)
         return lambda: None
 
@@ -82,6 +85,8 @@ def _find(reference: Reference) -> Any:
         return {"set": set, "frozenset": frozenset}[detail[0]](detail[1])
     if kind == "m":
         return getattr(_find(load_reference(detail[0])), detail[1])
+    if kind == "p":
+        return default_of(_imported(*detail[:2]), detail[2], None)
     if kind == "n":
         return homes.at(detail[0])
     raise LookupError(f"a {reference.about} that only the process had that made it")

@@ -8,12 +8,14 @@ lost or changed on the way, and what is built for this client must not answer an
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_protocol.calls import fingerprint_of
 from jaxd_protocol.errors import PackingError, ProtocolError
-from jaxd_protocol.fingerprint import Part, walk
+from jaxd_protocol.fingerprint import Entry, Part, Walked, walk
+from jaxd_protocol.fingerprint.facts import Targets
 from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packing import unpack, unpack_function
@@ -32,14 +34,16 @@ class Arrival:
         function: the callable.
         doubt: why it is not what its key says, for people; None when it is.
         objects: everything it reaches that has a number in the walk, by number.
-        live: what it only gives to be called back, by number.
+        targets: what of its client's it may have called back.
+        listed: what its client lists beside that.
         captured: what of it a trace could change.
     """
 
     function: Callable[..., Any]
     doubt: str | None = None
     objects: tuple[Any, ...] = ()
-    live: tuple[Any, ...] = ()
+    targets: Targets = field(default_factory=Targets)
+    listed: tuple[Entry, ...] = ()
     captured: Captured = field(default_factory=Captured)
 
 
@@ -70,10 +74,19 @@ def receive(
         arrived = unpack_function(data)
         there = meaning.there({**arrived.overlays, **arrived.modules}, arrived.sources)
         server_table.keep_only(lambda name, cls: _is_right(name, cls, there, arrived.archives))
+
+    def walked_over() -> Walked:
+        more = meaning.ignored, arrived.archives, meaning.listed
+        return walk(arrived.function, name, there, *more)
+
     if not meaning.shared:
         # its key is like no other
-        return Arrival(arrived.function, captured=Captured([arrived.function], meaning.ignored))
-    walked = walk(arrived.function, name, there, meaning.ignored, arrived.archives)
+        targets = Targets()
+        with suppress(PackingError):  # it could not be compared either
+            targets = walked_over().reach.targets
+        captured = Captured([arrived.function], meaning.ignored)
+        return Arrival(arrived.function, None, (), targets, meaning.callbacks, captured)
+    walked = walked_over()
     found = walked.fingerprint
     _refuse_settings(name, meaning.parts, found.parts)
     doubt = None
@@ -87,7 +100,8 @@ def receive(
     if doubt is None:  # else the numbers may not be those of the client
         homes.add(meaning.fingerprint, objects)
     captured = Captured(objects, meaning.ignored)
-    return Arrival(arrived.function, doubt, objects, tuple(walked.reach.live), captured)
+    targets = walked.reach.targets
+    return Arrival(arrived.function, doubt, objects, targets, meaning.callbacks, captured)
 
 
 def _is_right(name: ClassId, cls: type, there: There, archives: Any) -> bool:

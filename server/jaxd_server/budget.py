@@ -3,18 +3,25 @@
 When a budget is used up, the connection's reader stops reading and the socket pushes back. It
 never stops while nothing of its own connection runs: then one more message is always let in, so
 that any number of large calls in flight makes progress, and an answer that a parked call waits
-for can always arrive.
+for can always arrive. But compressed data, which takes a client little to send and the server much
+to hold, is never let in over the budget: there would be no end to it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Final
+
+from jaxd_protocol.errors import Busy, LimitExceeded
 
 __all__ = ["Budget", "Share"]
 
 
 _LEAST_UNSENT = 64 << 20
+
+_PATIENCE_S: Final = 5.0
+"""How long compressed data waits for room while nothing of its own connection runs."""
 
 
 class Budget:
@@ -88,6 +95,39 @@ class Share:
             budget.changed.wait_for(
                 lambda: self._idle() or budget.has_room(self._principal, nbytes)
             )
+            if not self._closed:
+                budget.take(self._principal, nbytes)
+                self._arriving += nbytes
+
+    def admit_strictly(self, nbytes: int) -> None:
+        """As `admit`, of what compressed data becomes: the budget is never exceeded for it.
+
+        Raises:
+            LimitExceeded: when it is more than the whole budget.
+            Busy: when others hold too much of it for too long.
+        """
+        budget = self._budget
+        if nbytes > budget.limit:
+            raise LimitExceeded(
+                f"compressed arrays of {nbytes:,} bytes are over the server's budget of "
+                f"{budget.limit:,}. Send them without compression (JAXD_COMPRESS=0), fewer at "
+                "once, or start the server with a larger --budget-bytes."
+            )
+
+        def fits() -> bool:
+            if self._idle():  # there is nothing of its own that it could wait for
+                return self._closed or budget.used + nbytes <= budget.limit
+            return budget.has_room(self._principal, nbytes)
+
+        with budget.changed:
+            budget.changed.wait_for(lambda: self._idle() or fits())
+            if not self._parked:  # else the answer to a parked call would wait as well
+                budget.changed.wait_for(fits, _PATIENCE_S)
+            if not fits():
+                raise Busy(
+                    f"there is no room for compressed arrays of {nbytes:,} bytes now: others hold "
+                    "the server's --budget-bytes. Call again."
+                )
             if not self._closed:
                 budget.take(self._principal, nbytes)
                 self._arriving += nbytes

@@ -9,7 +9,7 @@ from typing import Any, Final
 from jaxd_protocol.calls import OK
 from jaxd_protocol.compression import inflate
 from jaxd_protocol.elsewhere import ABSENT, PACKED, Row, Stay, leaves_of_kinds, unpack_rows
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.trees import Layout, Placement
 from jaxd_server.executable import Executable
 from jaxd_server.functions import FunctionSource
@@ -65,6 +65,8 @@ class Call:
         not_kept: ids of what it brought to be kept, and there was no room for.
         said: takes what its function says while it is traced; None: nothing is.
         device: the index of the one that it runs on, once its function is known.
+        inflated: how many bytes there is room for of what its compressed data becomes; or why
+            there is none.
         interest: whether anybody still waits for it.
     """
 
@@ -93,6 +95,7 @@ class Call:
     not_kept: tuple[int, ...] = ()
     said: Said | None = None
     device: int = 0
+    inflated: int | JaxdError = 0
     interest: Interest = EVER
     _rows: list[Row] | None = field(default=None, repr=False)
 
@@ -101,12 +104,26 @@ class Call:
 
         Raises:
             ProtocolError: when that cannot be.
+            Busy, LimitExceeded: when there is no room for what compressed data becomes.
         """
         if self._rows is None:
-            self._rows = unpack_rows(self.elsewhere, len(layout.leaves))
-            if any(row.kind == PACKED for row in self._rows):
+            rows = unpack_rows(self.elsewhere, len(layout.leaves))
+            self._check_inflated(rows, layout)
+            self._rows = rows
+            if any(row.kind == PACKED for row in rows):
                 self.buffers = self._inflated(layout)
         return self._rows
+
+    def _check_inflated(self, rows: Sequence[Row], layout: Layout) -> None:
+        """Returns when there is room, and the data is as long as it was announced."""
+        packed = [row for row in rows if row.kind == PACKED]
+        if not packed:
+            return
+        if isinstance(self.inflated, JaxdError):
+            raise self.inflated
+        is_right = all(row.a == layout.leaves[row.leaf].nbytes for row in packed)
+        if not is_right or sum(row.a for row in packed) > self.inflated:
+            raise ProtocolError("a compressed array has another size than was announced.")
 
     def _inflated(self, layout: Layout) -> Sequence[memoryview]:
         """The buffers of the message, none of them compressed."""

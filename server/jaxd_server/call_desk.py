@@ -20,10 +20,11 @@ from jaxd_protocol.calls import (
     STRICT,
     WARM,
 )
-from jaxd_protocol.elsewhere import Stay
-from jaxd_protocol.errors import Busy, ProtocolError
+from jaxd_protocol.elsewhere import Stay, inflated_bytes
+from jaxd_protocol.errors import Busy, JaxdError, LimitExceeded, ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import Frame, Value
+from jaxd_protocol.wire.frames import too_large
 from jaxd_server.asking import Asking
 from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
@@ -90,6 +91,7 @@ class CallDesk:
             key, skeleton, blob, timeout_s, flags, stay, elsewhere, drops = args
         except ValueError as error:
             raise ProtocolError("a call does not have the eight values that it should.") from error
+        inflated = self._room_for(inflated_bytes(elsewhere)) if elsewhere else 0
         nbytes = self._share.begin()
         try:
             skeleton = self._own.skeleton(skeleton)
@@ -114,6 +116,7 @@ class CallDesk:
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             if elsewhere:
                 call.elsewhere = elsewhere
+                call.inflated = inflated
                 if flags & ON_VALUES:
                     return self._in_lane(call, plan, warm, nbytes, is_quick)
             if not is_quick:
@@ -124,6 +127,21 @@ class CallDesk:
         if is_quick:
             self._here(partial(self._answer, call, plan, nbytes))
         return None
+
+    def _room_for(self, nbytes: int) -> int | JaxdError:
+        """Has so many bytes admitted as if they had been sent; returns them, or why they are not.
+
+        The error is for the call to raise when its turn comes: those on values go in order.
+        """
+        if not nbytes:
+            return 0
+        try:
+            if nbytes > self._workshop.max_frame_bytes:
+                raise LimitExceeded(too_large(nbytes, self._workshop.max_frame_bytes))
+            self._share.admit_strictly(nbytes)
+        except JaxdError as error:
+            return error
+        return nbytes
 
     def _in_lane(
         self,

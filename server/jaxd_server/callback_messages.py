@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
+from jaxd_protocol.live import holds_function
+from jaxd_protocol.trees import dump_literal
 from jaxd_server.aims import Aim
 from jaxd_server.marshal import parse_arguments, read_leaves
 from jaxd_server.result_encoder import ResultEncoder, Slot
@@ -20,11 +22,11 @@ __all__ = ["pack_callback", "read_callback"]
 def pack_callback(
     aim: Aim, held: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[bytes, bytes], list[memoryview]]:
-    """Skeleton and blob of ``(aim, args, kwargs)``, and the buffers beside them.
+    """Skeleton and blob of ``(aim, held, args, kwargs)``, and the buffers beside them.
 
     Args:
-        aim: which function; slots stand for the arrays in it.
-        held: those.
+        aim: which function.
+        held: the arrays that it speaks of.
         args: what it is called with.
         kwargs: the same by name.
 
@@ -38,9 +40,16 @@ def pack_callback(
         is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
         slots.append(Slot(len(arrays), leaf) if is_array else leaf)
         arrays += [leaf] if is_array else []
+    places = tuple(Slot(index, array) for index, array in enumerate(held))
+    rebuilt = jax.tree.unflatten(structure, slots)
+    if holds_function(rebuilt):
+        raise CallbackError(
+            "a function that is to be called back is given a function as an argument. Have it "
+            "use that one by itself."
+        )
     encoder = ResultEncoder([_type(array) for array in arrays])
     try:
-        encoder.node((aim, *jax.tree.unflatten(structure, slots)))
+        encoder.node((dump_literal(aim), places, *rebuilt))
     except ResultError as error:
         raise CallbackError(
             f"a function that is to be called back is given something that cannot travel: {error}"

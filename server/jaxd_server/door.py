@@ -18,16 +18,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any, Final
 
 from jaxd_protocol.accounts import Account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.handshake import refuse
+from jaxd_protocol.peers import peer_uid
 from jaxd_server import logs
 from jaxd_server.accounts import Accounts
-from jaxd_server.doorman import Admitted, peer_uid
+from jaxd_server.doorman import Admitted
 from jaxd_server.doormen import Doormen
 from jaxd_server.handover import hand_over
 from jaxd_server.logs import log_event
@@ -99,8 +99,7 @@ class Door:
         """Lets clients in from now on."""
         self._tether = tether
         self._tell_of_accounts()
-        versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-        doormen = Doormen(self._options, self._accounts, versions)
+        doormen = Doormen(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
             gate = Gate(socket.socket(fileno=listener["fd"]), address, doormen.at(address), self)

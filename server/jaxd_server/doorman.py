@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+from jaxd_protocol import tcp_owners
 from jaxd_protocol.accounts import Account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ProtocolError
 from jaxd_protocol.handshake import (
     MAGIC,
+    UNIX,
+    Channel,
     Guest,
     Line,
     Transcript,
@@ -25,18 +26,15 @@ from jaxd_protocol.handshake import (
     refuse,
     server_proof,
 )
+from jaxd_protocol.peers import peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.allowance import Allowance, place_of
+from jaxd_server.strangers import FIRST_BYTES_S, Stranger, Strangers
 
-__all__ = ["GREETING_S", "Admitted", "Doorman", "peer_uid", "wrong_tokens"]
+__all__ = ["GREETING_S", "Admitted", "Doorman", "Tls", "wrong_tokens"]
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
-
-MAX_STRANGERS = 64
-"""Peers that may be shaking hands at once on a listener that asks for a token."""
-
-_UCRED = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,18 @@ class Admitted:
     proof: str | None = None
 
 
+class Tls(NamedTuple):
+    """With what clients over TLS are accepted.
+
+    Attributes:
+        context: has the certificate and its key.
+        certificate: the SHA-256 of the certificate.
+    """
+
+    context: ssl.SSLContext
+    certificate: str
+
+
 def wrong_tokens() -> Allowance:
     """What is remembered of wrong tokens: twenty from one address, and then one in three seconds.
 
@@ -76,9 +86,10 @@ class Doorman:
         uid: the user that may connect to a Unix socket: the server's own.
         stock_loopback: whether stock rpyc clients and ours may come without a token over
             loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
-        versions: package versions to tell.
-        guests: other users that may.
-        tls: with which certificate clients are accepted; None: without TLS.
+        guests: other users that may; where the system does not tell who comes, nobody may then.
+        tls: with what clients are accepted; None: without TLS.
+        insecure: whether clients with a token may come over TCP although somebody may stand in
+            between, where their address says so as well.
         failures: the wrong tokens so far, of all listeners.
     """
 
@@ -88,10 +99,10 @@ class Doorman:
         accounts: Callable[[], Collection[Account]],
         uid: int,
         stock_loopback: bool,
-        versions: Mapping[str, str],
         *,
         guests: Collection[int] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
+        insecure: bool = False,
         failures: Allowance | None = None,
     ) -> None:
         self._unix = address.kind == "unix"
@@ -102,69 +113,66 @@ class Doorman:
         self._tls = tls
         plain_loopback = address.kind == "tcp" and address.is_loopback
         self._open = self._unix or (stock_loopback and plain_loopback)
-        self._versions = versions
-        self._room = threading.Semaphore(MAX_STRANGERS)
+        self._insecure = insecure or self._open
+        self._strangers = Strangers()
 
     def admit(self, sock: socket.socket) -> Admitted:
         """Lets one peer in.
 
         Raises:
             AuthenticationFailed: wrong user, wrong or missing token.
-            Busy: too many wrong tokens have come from there.
+            Busy: too many wrong tokens have come from there, or too many strangers are here.
             VersionMismatch: our own client, but of another Python or protocol.
-            ProtocolError: something that is no client at all, or one too many at a time.
+            ProtocolError: something that is no client at all, or a connection on which somebody
+                may stand in between.
             EOFError, OSError: the peer left or was too slow.
         """
         principal, wrong_user = self._principal_of(sock)
+        place = principal if self._unix else _place_of(sock)
         if self._open and wrong_user is None:
             sock.settimeout(None)  # a stock client speaks when it has something to ask
             first = self._peek(sock)
-            return self._greet(sock, _Hurried(sock), first, principal)
-        with self._room_for_one():
+            return self._greet(sock, _Hurried(sock), first, principal, place)
+        with self._strangers.stay(sock, place, tls=self._tls is not None) as stranger:
             hurried = _Hurried(sock)
-            first = self._peek(hurried)
+            first = self._peek(_Hurried(sock, min(FIRST_BYTES_S, hurried.left_s())))
+            stranger.heard()
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
-                return self._greet_over_tls(sock, hurried, self._tls, first, principal)
-            return self._greet(sock, hurried, first, principal)
-
-    @contextmanager
-    def _room_for_one(self) -> Iterator[None]:
-        if not self._room.acquire(blocking=False):
-            raise ProtocolError(f"{MAX_STRANGERS} others are shaking hands. Try again later.")
-        try:
-            yield
-        finally:
-            self._room.release()
+                return self._greet_over_tls(stranger, hurried, self._tls, first, principal, place)
+            stranger.greets(sock)
+            return self._greet(sock, hurried, first, principal, place)
 
     def _greet_over_tls(
         self,
-        sock: socket.socket,
+        stranger: Stranger,
         hurried: _Hurried,
-        context: ssl.SSLContext,
+        tls: Tls,
         first: bytes,
         principal: str,
+        place: str,
     ) -> Admitted:
         if first == MAGIC:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
             raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
         if not self._accounts():
             raise AuthenticationFailed(_TAKES_NOBODY)  # only inside of TLS could it be said
-        line = TlsSocket(sock, context, server_side=True)
+        line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
         first = line.recv(len(MAGIC), socket.MSG_WAITALL)
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
-        return self._greet_ours(line, _Hurried(line, hurried.left_s()), principal)
+        stranger.greets(line)
+        return self._greet_ours(line, _Hurried(line, hurried.left_s()), principal, place)
 
     def _greet(
-        self, sock: socket.socket, hurried: _Hurried, first: bytes, principal: str
+        self, sock: socket.socket, hurried: _Hurried, first: bytes, principal: str, place: str
     ) -> Admitted:
         if first == MAGIC:
             hurried.recv(len(MAGIC), socket.MSG_WAITALL)
-            return self._greet_ours(sock, hurried, principal)
+            return self._greet_ours(sock, hurried, principal, place)
         if not self._open:
             raise ProtocolError(
                 "the peer does not speak jaxd's protocol; a stock rpyc client may connect to a "
@@ -173,28 +181,37 @@ class Doorman:
         return Admitted(sock, principal)
 
     def _greet_ours(
-        self, line: socket.socket | TlsSocket, hurried: _Hurried, principal: str
+        self, line: socket.socket | TlsSocket, hurried: _Hurried, principal: str, place: str
     ) -> Admitted:
         accounts = () if self._unix else self._accounts()
         if not (accounts or self._open):
             raise _turned_away(hurried, AuthenticationFailed(_TAKES_NOBODY))
-        place = place_of(line.getpeername())
         wait_s = self._failures.wait_s(place) if accounts else 0.0
         if wait_s:
             raise _turned_away(hurried, _too_many(place, wait_s))
         try:
-            guest, said = greet_client(hurried, self._versions, accounts, principal)
+            guest, said = greet_client(hurried, self._channel(line), accounts, principal)
         except AuthenticationFailed:
             self._failures.note(place)
             raise
         proof = server_proof(guest.account, said)
         return Admitted(line, guest.principal, guest, guest.account, proof)
 
+    def _channel(self, line: socket.socket | TlsSocket) -> Channel:
+        if self._unix:
+            return UNIX
+        if isinstance(line, TlsSocket):
+            assert self._tls is not None
+            return Channel("tls", self._tls.certificate)
+        return Channel("tcp", sock=line, insecure=self._insecure)
+
     def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
         """Who the peer is without a token, and why it may not be here, if so."""
         if not self._unix:
             return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
+        if uid is None and self._guests:
+            return "unknown", "the system does not tell who comes, and not everybody may."
         if uid not in (None, self._uid, 0) and uid not in self._guests:
             return f"uid:{uid}", (
                 f"user {uid} may not use the server of user {self._uid}. Start one of your own "
@@ -264,10 +281,11 @@ class _Hurried:
         return left_s
 
 
-def peer_uid(sock: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket, where the system tells (Linux)."""
-    option: Any = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return None
-    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
-    return int(uid)
+def _place_of(sock: socket.socket) -> str:
+    """What strangers and wrong tokens are counted by: the address, and on this machine its user.
+
+    So that nobody shuts a loopback port, or has a client wait, by what comes from the same address.
+    """
+    place = place_of(sock.getpeername())
+    owner = tcp_owners.owner_of_peer(sock)
+    return place if owner is None else f"{place} (user {owner})"

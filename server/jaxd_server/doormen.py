@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from jaxd_protocol.addresses import Address
 from jaxd_server.accounts import Accounts
 from jaxd_server.doorman import Doorman, wrong_tokens
-from jaxd_server.invitation import tls_context
+from jaxd_server.invitation import tls_of
 from jaxd_server.options import ServerOptions
 
 __all__ = ["Doormen"]
@@ -23,20 +22,16 @@ class Doormen:
     Args:
         options: what the server was told.
         accounts: whose clients may come.
-        versions: package versions to tell.
 
     Raises:
         ConfigurationError: when the certificate cannot be used.
     """
 
-    def __init__(
-        self, options: ServerOptions, accounts: Accounts, versions: Mapping[str, str]
-    ) -> None:
+    def __init__(self, options: ServerOptions, accounts: Accounts) -> None:
         self._options = options
         self._accounts = accounts
-        self._versions = versions
         self._failures = wrong_tokens()
-        self._tls = tls_context(options)
+        self._tls = tls_of(options)
 
     def at(self, address: Address) -> Doorman:
         """The one for the listener at an address."""
@@ -45,8 +40,8 @@ class Doormen:
             self._accounts.now,
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
-            self._versions,
             guests=self._options.allow_uids,
             tls=self._tls if address.kind == "tls" else None,
+            insecure=self._options.insecure_plaintext,
             failures=self._failures,
         )

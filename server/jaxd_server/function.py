@@ -12,6 +12,7 @@ from jaxd_protocol.jax_objects.static_leaves import opening
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.transformations import shown_name, transformed
+from jaxd_server.aims import noting_arguments
 from jaxd_server.arrivals import Arrival
 from jaxd_server.captured import Captured
 from jaxd_server.skew import Difference
@@ -83,7 +84,10 @@ class Function:
     @property
     def traceable(self) -> Callable[..., Any]:
         """What jax is given of it: takes closed arguments, and loses no change of nnx objects."""
-        return opening(refusing_lost_updates(self.function), self.statics)
+        function = refusing_lost_updates(self.function)
+        if self.arrival is not None and not self.options.transformations:
+            function = noting_arguments(function, self.arrival.targets)
+        return opening(function, self.statics)
 
     @property
     def captured(self) -> Captured:

@@ -19,12 +19,23 @@ from jaxd_server.function import Described, Function
 from jaxd_server.single_flight import SingleFlight
 from jaxd_server.skew import compare, refuse_missing
 
-__all__ = ["FunctionReplaced", "FunctionShelf", "FunctionSource", "Functions", "Receive"]
+__all__ = [
+    "FunctionReplaced",
+    "FunctionShelf",
+    "FunctionSource",
+    "Functions",
+    "Permit",
+    "Receive",
+    "permit_all",
+]
 
 T = TypeVar("T")
 
 Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
 """See `arrivals.receive`."""
+
+Permit = Callable[[Described], None]
+"""Raises when a function may not be compiled as its client says."""
 
 
 class FunctionSource(Protocol):
@@ -64,6 +75,10 @@ class FunctionReplaced(Exception):
     """What was kept of a function is in doubt; the next `Functions.obtain` has another one."""
 
 
+def permit_all(described: Described) -> None:
+    """Of whoever may run code here, nothing is refused."""
+
+
 class Functions:
     """The functions that were asked for last; safe from any thread.
 
@@ -73,6 +88,7 @@ class Functions:
         limit: how many to keep.
         shelf: what is kept of functions on disk; None where nothing is.
         receiving: opens what a client sends.
+        permitting: looks at what a client says of a function, before anything else is done.
     """
 
     def __init__(
@@ -80,8 +96,10 @@ class Functions:
         limit: int = 1000,
         shelf: FunctionShelf | None = None,
         receiving: Receive = receive,
+        permitting: Permit = permit_all,
     ) -> None:
         self._open = receiving
+        self._permit = permitting
         self._limit = limit
         self._shelf = shelf
         self._functions: OrderedDict[bytes, Function] = OrderedDict()
@@ -152,6 +170,7 @@ class Functions:
 
     def _compared(self, function: Function) -> Function:
         """With its differences; raises `MissingPackage` before unpacking stumbles over one."""
+        self._permit(function.described)
         meaning = function.described.meaning
         function.differences = compare(function.name, meaning.packages if meaning else {})
         refuse_missing(function.differences)

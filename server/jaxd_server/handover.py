@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.handshake import Guest
-from jaxd_protocol.peers import Peer
-from jaxd_server.doorman import GREETING_S, Admitted, peer_uid
+from jaxd_protocol.peers import Peer, peer_uid
+from jaxd_server.doorman import GREETING_S, Admitted
 
 __all__ = ["Usher", "hand_over"]
 

@@ -102,9 +102,14 @@ class Remote:
 
 def _exchange_io(aims: Aims, callback: Any) -> Any:
     function = callback.callback_func
-    if isinstance(function, Remote) or stays_here(function):
+    if isinstance(function, Remote) or _stays(aims, function):
         return callback
     return type(callback)(Remote(aims, function, wants_result=True), callback.in_tree)
+
+
+def _stays(aims: Aims, function: Any) -> bool:
+    """Whether a callback runs here."""
+    return stays_here(function) and not aims.lists(function)
 
 
 def _exchange_pure(_: Aims, callback: Any) -> Any:
@@ -136,7 +141,7 @@ def _exchange_debug(aims: Aims, callback: Any) -> Any:
         return callback
     held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
     function = held["callback"].cell_contents
-    if stays_here(function):
+    if _stays(aims, function):
         return callback
     remote = Remote(aims, function, wants_result=False)
     return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)

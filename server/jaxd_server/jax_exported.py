@@ -2,22 +2,24 @@
 
 A program is data, but it can call native code of the process by name, wait for the host, and hold
 pointers. So each of its operations is looked at before any of it is given to the compiler, and
-what is not known to be harmless is refused by name.
+what is not known to be harmless is refused by name. Native code is called in just the ways in which
+jax calls it, see `jax_native_calls`.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/test_jax_exported.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
 from jax import export
 
 from jaxd_protocol.errors import ConfigurationError, NotPermitted, ProtocolError
+from jaxd_server.jax_native_calls import CONTRACTS, NativeCall, native_calls, written_by_jax
 
-__all__ = ["allowed_targets", "open_program", "require_export"]
+__all__ = ["open_program", "require_export"]
 
 _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stablehlo"})
 """Operations of these are computed; of others it is not known."""
@@ -25,20 +27,8 @@ _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stable
 _OF_THE_HOST: Final = frozenset({"infeed", "outfeed", "recv", "send"})
 """They wait for somebody who does not come."""
 
-_PLAIN: Final = frozenset(
-    {
-        "LayoutConstraint",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "Sharding",
-        "annotate_device_placement",
-        "mhlo.topk",
-    }
-)
-"""What XLA itself understands, and nothing runs."""
-
-_CODE: Final = ("callback", "tf.", "triton", "mosaic", "tpu_custom_call", "pallas", "Partitioning")
-"""In the names of those that hold code or pointers: they are never jax's own here."""
+_MOST_KINDS: Final = 1000
+"""Ways of calling native code that are looked at in one program: each may take jax 20 ms."""
 
 
 def require_export() -> None:
@@ -55,23 +45,12 @@ def require_export() -> None:
         ) from error
 
 
-def allowed_targets(more: Iterable[str] = ()) -> frozenset[str]:
-    """Native functions that a program may call: jax's own linear algebra and the like, and `more`.
-
-    Those of jax are what it promises to keep for programs that were exported.
-    """
-    try:
-        from jax._src.export import _export
-
-        stable: Iterable[str] = _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
-    except (AttributeError, ImportError):  # then only what XLA understands
-        stable = ()
-    own = {name for name in stable if not any(word in name for word in _CODE)}
-    return _PLAIN | own | frozenset(more)
-
-
-def open_program(data: bytes, allowed: frozenset[str]) -> Callable[..., list[Any]]:
+def open_program(data: bytes, unchecked: frozenset[str] = frozenset()) -> Callable[..., list[Any]]:
     """The program that a client has exported: takes leaves, returns a list of leaves.
+
+    Args:
+        data: what `jax.export` has written.
+        unchecked: native code that it may call with any shapes, beside what jax itself calls.
 
     Raises:
         ProtocolError: when it is none, or none of that form.
@@ -79,21 +58,22 @@ def open_program(data: bytes, allowed: frozenset[str]) -> Callable[..., list[Any
     """
     try:
         exported = export.deserialize(bytearray(data))
-        names = set(_operations(exported.mlir_module()))
+        operations = _operations(exported)
     except Exception as error:  # of any type: flatbuffers and MLIR have many
         raise ProtocolError(
             f"an exported program cannot be read: {type(error).__name__}. Use a jax on the client "
             f"that is about as old as the server's ({jax.__version__})."
         ) from error
-    _refuse(names, allowed)
     inputs: Any = jax.tree.structure(((0,) * len(exported.in_avals), {}))
     outputs: Any = jax.tree.structure([0] * len(exported.out_avals))
     has_more = exported.ordered_effects or exported.unordered_effects or exported.has_vjp()
+    has_more = has_more or not all(map(_is_known, (*exported.in_avals, *exported.out_avals)))
     if exported.in_tree != inputs or exported.out_tree != outputs or has_more:
         raise ProtocolError(
-            "an exported program does not only take and return flat lists of arrays. "
-            "Use a client of the same jaxd."
+            "an exported program does not only take and return flat lists of arrays of known "
+            "sizes. Use a client of the same jaxd."
         )
+    _refuse(operations, unchecked)
 
     def program(*leaves: Any) -> list[Any]:
         results: list[Any] = exported.call(*leaves)
@@ -102,38 +82,46 @@ def open_program(data: bytes, allowed: frozenset[str]) -> Callable[..., list[Any
     return program
 
 
-def _refuse(operations: set[tuple[str, str]], allowed: frozenset[str]) -> None:
+def _is_known(aval: Any) -> bool:
+    """Whether its size is: what is looked at here must not become something else later."""
+    return all(type(size) is int for size in aval.shape)
+
+
+def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: frozenset[str]) -> None:
     """Raises `NotPermitted` for operations that are not known to be harmless."""
-    refused = sorted(
-        target or name
-        for name, target in operations
-        if name.partition(".")[0] not in _DIALECTS
-        or name.partition(".")[2] in _OF_THE_HOST
-        or (target and target not in allowed)
-    )
-    if refused:
+    kinds = sum(1 for _, call in operations if call is not None and call.target not in unchecked)
+    if kinds > _MOST_KINDS:
         raise NotPermitted(
-            f"the exported program uses {', '.join(refused)}, which this server does not run. "
-            "Leave out callbacks, prints and kernels of your own; or have whoever runs the server "
-            f"start it with --allow-target {refused[0]}, if that is native code to be trusted."
+            f"the exported program calls native code in {kinds} different ways, and this server "
+            f"looks at {_MOST_KINDS} in a program. Make several functions of it."
+        )
+    for name, call in operations:
+        dialect, _, of_dialect = name.partition(".")
+        if call is None and (dialect not in _DIALECTS or of_dialect in _OF_THE_HOST):
+            raise NotPermitted(
+                f"the exported program uses {name}, which this server does not run. Leave out "
+                "callbacks, prints and kernels of your own, or use a server that takes code."
+            )
+        if call is None or call.target in unchecked or written_by_jax(call):
+            continue
+        if call.target in CONTRACTS:
+            raise NotPermitted(
+                f"the exported program calls {call}, which is not how jax {jax.__version__} calls "
+                "it, and its shapes, layouts and attributes would not be checked by anybody else. "
+                "Export it with the jax of the server, and use jax.numpy.linalg."
+            )
+        raise NotPermitted(
+            f"the exported program calls {call.target}, which this server does not run. Leave out "
+            "callbacks, prints and kernels of your own; or have whoever runs the server start it "
+            f"with --allow-target {call.target}, if that native code does no harm whatever the "
+            "shapes and attributes that it is called with: nobody checks these."
         )
 
 
-def _operations(text: str) -> Iterable[tuple[str, str]]:
-    """Name, and target if it is a call of native code, of each operation, however deep."""
+def _operations(exported: export.Exported) -> list[tuple[str, NativeCall | None]]:
+    """Each operation of a program, however deep, without those that are said twice."""
     from jax._src.interpreters import mlir
-    from jaxlib.mlir import ir
-
-    found: set[tuple[str, str]] = set()
-
-    def note(operation: Any) -> Any:
-        target = ""
-        if operation.name == "stablehlo.custom_call":
-            target = str(operation.attributes["call_target_name"].value)
-        found.add((operation.name, target))
-        return ir.WalkResult.ADVANCE
 
     with mlir.make_ir_context() as context:
         context.allow_unregistered_dialects = False
-        ir.Module.parse(text).operation.walk(note)
-    return found
+        return list(dict.fromkeys(native_calls(exported.mlir_module(serialized=False))))

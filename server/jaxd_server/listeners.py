@@ -216,10 +216,8 @@ def _tcp_socket(address: Address) -> Iterator[Listener]:
 
 
 def _bound_tcp(address: Address) -> socket.socket:
-    found = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    # "localhost" may name both families; every client also tries IPv4.
+    found = socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # a name may have addresses of both families; every client also tries IPv4
     family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listening = socket.socket(family, kind, protocol)
     try:

@@ -196,7 +196,7 @@ class Maker:
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.arrival is not None
-        aims = Aims(function.name, function.arrival.objects, function.arrival.live)
+        aims = Aims(function.name, function.arrival.targets, function.arrival.listed)
         with aiming(aims):
             lowered = self._compiler.lower(
                 function.traceable,

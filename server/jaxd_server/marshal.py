@@ -82,7 +82,11 @@ def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) ->
             f"an argument is a named tuple of class {module}.{name}, which this server cannot "
             f"import: {error}. Install its package where the server runs."
         ) from error
-    if not isinstance(found, type) or getattr(found, "_fields", None) != names:
+    if (
+        not isinstance(found, type)
+        or not issubclass(found, tuple)
+        or getattr(found, "_fields", None) != names
+    ):
         raise ProtocolError(f"{module}.{name} has other fields on the server than on the client.")
     return found
 

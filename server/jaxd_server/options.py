@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jaxd_protocol.accounts import default_token_dir
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.paths import LocalServerFiles
-from jaxd_protocol.tokens import read_token_file
+from jaxd_protocol.tokens import checked_token, read_token_file
 from jaxd_server.memory import machine_bytes
 
 __all__ = ["GIB", "SAME_USER", "ServerOptions"]
@@ -115,7 +115,8 @@ class ServerOptions:
         stop_grace_s: seconds that what nobody waits for any more may go on before its process is
             replaced, where that costs nobody an array; 0: for ever.
         accept: what clients may send: `"code"`, or only what `jax.export` has made of it.
-        allow_targets: native functions that exported programs may call, beside jax's own.
+        allow_targets: native functions that exported programs may call, beside jax's own, with
+            shapes and attributes that nobody checks.
         worker_per_principal: whether each principal has a worker of its own, which may run as
             another user of this machine.
         max_workers: workers that may be there at the same time then.
@@ -187,11 +188,13 @@ class ServerOptions:
         """The token that clients on TCP and TLS must prove to hold; None: there is none.
 
         Raises:
-            ConfigurationError: when the token file is missing, empty, or readable by others.
+            ConfigurationError: when the token file is missing, empty, or readable by others, or
+                the token can be guessed.
         """
         if self.token_file is not None:
             return read_token_file(self.token_file)
-        return os.environ.get("JAXD_TOKEN", "").strip() or None
+        token = os.environ.get("JAXD_TOKEN", "").strip()
+        return checked_token(token, "the token in JAXD_TOKEN") if token else None
 
     @property
     def token_folder(self) -> str | None:

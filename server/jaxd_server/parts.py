@@ -113,8 +113,8 @@ class Parts:
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._principal: str | None = None
         accounts = Accounts(options)
-        self._visitors = Visitors(accounts, self._forget)
-        self._doormen = Doormen(options, accounts, self.versions)
+        self._visitors = Visitors(accounts, self._forget, share=True)
+        self._doormen = Doormen(options, accounts)
         self._counters = counters
         contents = Contents(provisions.content_bytes(options))
         self.values = Values(
@@ -145,7 +145,11 @@ class Parts:
             self._is_kept,
             builds=Builds(clock, options.max_build_s, self._leftovers.add),
         )
-        functions = Functions(shelf=self._shelf, receiving=provisions.receiving(options))
+        functions = Functions(
+            shelf=self._shelf,
+            receiving=provisions.receiving(options),
+            permitting=provisions.permitting(options),
+        )
         compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
         self._tracing = Tracing(

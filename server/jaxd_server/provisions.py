@@ -13,7 +13,7 @@ from jaxd_server import jax_disk_cache
 from jaxd_server.arrivals import receive
 from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit
 from jaxd_server.eviction import Limits
-from jaxd_server.functions import Receive
+from jaxd_server.functions import Permit, Receive, permit_all
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
@@ -25,6 +25,7 @@ from jaxd_server.tracing import TraceIn
 __all__ = [
     "content_bytes",
     "limits",
+    "permitting",
     "receiving",
     "rest_after_s",
     "shelf",
@@ -58,8 +59,11 @@ def content_bytes(options: ServerOptions) -> int:
 
 def shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
     """What is kept on disk for this machine; None where nothing is."""
+    accepted = {}
+    if options.accept == "exported":  # what was not looked at as this server does is not run here
+        accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
     store = open_store(
-        target(), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
+        target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
     )
     if store is None:
         return None
@@ -79,11 +83,22 @@ def receiving(options: ServerOptions) -> Receive:
     if options.accept == "code":
         return receive
     from jaxd_server.exported import receive_exported  # which few servers need
-    from jaxd_server.jax_exported import allowed_targets, require_export
+    from jaxd_server.jax_exported import require_export
 
     require_export()
     doors.shut()
-    return partial(receive_exported, allowed=allowed_targets(options.allow_targets))
+    for name in options.allow_targets:
+        log_event("native_code_unchecked", level=logging.WARNING, target=name)
+    return partial(receive_exported, unchecked=frozenset(options.allow_targets))
+
+
+def permitting(options: ServerOptions) -> Permit:
+    """What clients may say of a function; for a server of programs, what reaches no files."""
+    if options.accept == "code":
+        return permit_all
+    from jaxd_server.exported import require_harmless
+
+    return require_harmless
 
 
 def trace_in(options: ServerOptions) -> TraceIn:

@@ -20,10 +20,11 @@ import rpyc
 from rpyc.utils.server import ThreadedServer
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.errors import Busy, JaxdError
 from jaxd_server.allowance import Allowance, place_of
-from jaxd_server.doorman import MAX_STRANGERS, Admitted
+from jaxd_server.doorman import Admitted
 from jaxd_server.logs import log_event
+from jaxd_server.strangers import MAX_STRANGERS, turn_away
 from jaxd_server.visitors import Visitors
 
 __all__ = ["Admits", "Reception"]
@@ -119,7 +120,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
             self._is_stopped(timeout_s=_RETRY_S)
             return
         if len(self.clients) >= self._most_clients + MAX_STRANGERS:
-            sock.close()  # those beyond the limit are told so, but not any number of them
+            self._turn_away(sock, "more clients come at once than this server has threads for.")
             return
         sock.setblocking(True)
         self.clients.add(sock)
@@ -128,8 +129,14 @@ class Reception(ThreadedServer):  # type: ignore[misc]
         except RuntimeError as error:  # no thread for it: it is told to come again
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self.clients.discard(sock)
-            sock.close()
+            self._turn_away(sock, "this server can start no more threads now.")
             self._is_stopped(timeout_s=_RETRY_S)
+
+    def _turn_away(self, sock: socket.socket, why: str) -> None:
+        """Tells a peer for which there is no thread to come again."""
+        line = None if self._address.kind == "tls" else sock
+        turn_away(sock, line, Busy(f"{why} Come again in a moment.", _RETRY_S))
+        sock.close()
 
     def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
         """Waits for one of the sockets, the end, or the time; returns whether it is the end."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
-from types import MethodType, ModuleType
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.keepsakes import keep
 from jaxd_protocol.packing import id_of
-from jaxd_protocol.packing.instances import constant_name
+from jaxd_protocol.packing.instances import installed_name
 from jaxd_protocol.trees import is_literal
 from jaxd_protocol.trees.references import Reference
 from jaxd_server.homes import homes
 
-__all__ = ["class_name", "opaque", "reference_to"]
+__all__ = ["about", "class_name", "opaque", "reference_to"]
 
 Place = tuple[str, tuple[Any, ...]]
 
@@ -26,12 +24,12 @@ Place = tuple[str, tuple[Any, ...]]
 def reference_to(value: Any) -> Reference | None:
     """How the client finds its own object for one of the server's; None when it has none."""
     place = _place_of(value)
-    return None if place is None else Reference(*place, keep(value), _about(value))
+    return None if place is None else Reference(*place, keep(value), about(value))
 
 
 def opaque(value: Any) -> Reference:
     """A token for an object that no client can have."""
-    return Reference("o", (), keep(value), _about(value))
+    return Reference("o", (), keep(value), about(value))
 
 
 def class_name(cls: type) -> tuple[str, str, bytes] | None:
@@ -39,7 +37,7 @@ def class_name(cls: type) -> tuple[str, str, bytes] | None:
     content = id_of(cls)
     if content is not None:
         return cls.__module__, cls.__qualname__, content
-    name = _installed_name(cls)
+    name = installed_name(cls)
     return None if name is None else (*name, b"")
 
 
@@ -47,7 +45,7 @@ def _place_of(value: Any) -> Place | None:
     if isinstance(value, type):
         name = class_name(value)
         return None if name is None else ("k", name)
-    installed = _installed_name(value)
+    installed = installed_name(value)
     if installed is not None and not is_local_module(installed[0]):
         return "i", installed  # a number would be known only to clients of one function
     places = homes.of(value)
@@ -70,7 +68,7 @@ def _place_by_kind(value: Any) -> Place | None:
     if isinstance(value, Enum):
         name = class_name(type(value))
         return None if name is None else ("e", (*name, value.name))
-    installed = _installed_name(value)
+    installed = installed_name(value)
     return None if installed is None else ("i", installed)
 
 
@@ -87,18 +85,7 @@ def _method(method: MethodType) -> Place | None:
     return None
 
 
-def _installed_name(value: Any) -> tuple[str, str] | None:
-    if isinstance(value, ModuleType):
-        name = value.__name__
-        is_here = sys.modules.get(name) is value and not is_local_module(name)
-        return (name, "") if is_here else None
-    try:
-        return importable_name(value) if callable(value) else constant_name(value)
-    except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
-        return None
-
-
-def _about(value: Any) -> str:
+def about(value: Any) -> str:
     """What it is, in a few words: ``function update of optax.transforms``."""
     kind = type(value)
     name = getattr(value, "__qualname__", None) if callable(value) else None

@@ -8,13 +8,15 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.keepsakes import keep
 from jaxd_protocol.trees import TreeEncoder, dump_literal
 from jaxd_protocol.trees.leaves import spec_bytes
+from jaxd_protocol.trees.objects import default_of
 from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.trees.references import Reference
 from jaxd_server.homes import homes
 from jaxd_server.jax_private import key_spec
-from jaxd_server.references import class_name, opaque, reference_to
+from jaxd_server.references import about, class_name, opaque, reference_to
 
 __all__ = ["ResultEncoder", "Slot"]
 
@@ -135,9 +137,19 @@ class ResultEncoder(TreeEncoder):
         if state is None:
             self._registered(value)
         else:
-            self._skeleton += (b"O", self.class_name(type(value)))
-            self.node(state)
+            self._skeleton += (b"O", self.class_name(type(value)), b"D", COUNT.pack(len(state)))
+            for name, attribute in state.items():
+                self._skeleton.append(dump_literal(name))
+                self._attribute(type(value), name, attribute)
         self._open.remove(id(value))
+
+    def _attribute(self, cls: type, name: str, value: Any) -> None:
+        """One of an object: clients take a callable default from their own class."""
+        if callable(value) and default_of(cls, name, None) is value:
+            detail = cls.__module__, cls.__qualname__, name
+            self._refer(Reference("p", detail, keep(value), about(value)))
+        else:
+            self.node(value)
 
     def _structure(self, structure: Any) -> None:
         self._skeleton.append(b"J")

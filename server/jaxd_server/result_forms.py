@@ -87,7 +87,9 @@ class _AnyTuple:
 class _Nothing:
     """Takes the place of a client's own objects, in the same way."""
 
-    def getter(self, reference: Reference) -> Callable[[], Any]:
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
         return lambda: None
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:

@@ -7,9 +7,10 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from types import MappingProxyType
 from typing import Any, Final
 
 import jax
@@ -86,13 +87,13 @@ class Target:
     facts: dict[str, str]
 
 
-def target() -> Target:
-    """That of this process; starts jax's backend. Takes some milliseconds.
+def target(more: Mapping[str, str] = MappingProxyType({})) -> Target:
+    """That of this process, and `more` facts; starts jax's backend. Takes some milliseconds.
 
     To be called when jax has the settings that it is to keep. Those that travel with a call are in
     the call's key; here they have their defaults.
     """
-    facts = dict(_facts())
+    facts = dict(_facts()) | dict(more)
     text = json.dumps(facts, sort_keys=True).encode()
     return Target(hashlib.blake2b(text, digest_size=8).hexdigest(), facts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import Final
 
@@ -24,9 +25,16 @@ def check_trust(options: ServerOptions) -> None:
             machine in plain text without words that say so.
         ConfigurationError: when the token file is missing, empty, or readable by others, or others
             can put tokens into the folder of named ones, or when workers for each principal are
-            asked for with options that go with them badly.
+            asked for with options that go with them badly, or other users are to be let in where
+            the system does not tell who comes.
     """
     _check_separation(options)
+    if options.allow_uids and not hasattr(socket, "SO_PEERCRED"):
+        raise ConfigurationError(
+            "--allow-uid needs a system that tells who connects to a Unix socket (Linux); here "
+            "every user of this machine could come in. Leave it out, and give them tokens "
+            "(`jaxd token --name`) and a tls:// address."
+        )
     open_to_more = [address for address in options.listen if address.needs_token]
     if not open_to_more and options.token_file is None:
         return

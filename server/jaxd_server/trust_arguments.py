@@ -64,12 +64,14 @@ def _add_trust(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--insecure-plaintext",
         action="store_true",
-        help="listen beyond this machine, although everything on the wire can then be read",
+        help="listen beyond this machine, although everything on the wire can then be read and "
+        "changed; clients say the same with tcp://…?insecure=1",
     )
     group.add_argument(
         "--allow-unauthenticated-loopback",
         action="store_true",
-        help="let every user and program of this machine run code here over loopback TCP",
+        help="let every user and program of this machine run code here over loopback TCP; clients "
+        "without a token say tcp://…?insecure=1",
     )
 
 
@@ -107,5 +109,6 @@ def _add_code(group: argparse._ArgumentGroup) -> None:
         action="append",
         dest="allow_targets",
         metavar="NAME",
-        help="with exported, native code that programs may call beside jax's own; may be repeated",
+        help="with exported, native code that programs may call beside jax's own, with whatever "
+        "shapes and attributes they say: nobody checks these; may be repeated",
     )

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from jaxd_protocol.accounts import Account
 from jaxd_protocol.errors import AuthenticationFailed
@@ -17,24 +18,34 @@ from jaxd_server.logs import log_event
 __all__ = ["Visitors"]
 
 
+_SHARED: Final = (
+    "they can run code in each other's answers. For people who do not trust each other, start the "
+    "server with --worker-per-principal"
+)
+
+
 class Visitors:
     """The open connections that came in with an account. Thread-safe.
 
     Args:
         accounts: those that are good now; None: nobody is ever shown out.
         forget: lets go of what a principal has on the server, who is not to come back.
+        share: whether all of them are served by this process.
     """
 
     def __init__(
         self,
         accounts: Accounts | None = None,
         forget: Callable[[str], None] = lambda principal: None,
+        *,
+        share: bool = False,
     ) -> None:
         self._accounts = accounts
         self._forget = forget
         self._here: dict[socket.socket, Account] = {}
         self._came_in: set[str] = set()
-        self._lock = threading.Lock()  # guards both
+        self._is_untold = share  # that they share it
+        self._lock = threading.Lock()  # guards the three
 
     @contextmanager
     def present(self, sock: socket.socket, account: Account | None) -> Iterator[None]:
@@ -49,6 +60,12 @@ class Visitors:
         with self._lock:
             self._here[sock] = account
             self._came_in.add(account.principal)
+            together = sorted(self._came_in) if self._is_untold else []
+            self._is_untold = self._is_untold and len(together) < 2
+        if len(together) > 1:
+            log_event(
+                "accounts_share_a_worker", level=logging.WARNING, accounts=together, means=_SHARED
+            )
         try:
             if not self._may_stay(account):  # asked when it is in the table: it is not missed
                 raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")

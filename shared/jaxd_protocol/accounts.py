@@ -23,6 +23,7 @@ __all__ = [
     "TokenFile",
     "add_account",
     "default_token_dir",
+    "file_state",
     "remove_account",
     "token_files",
 ]
@@ -75,6 +76,22 @@ class TokenFile(NamedTuple):
     state: tuple[int, ...]
 
 
+def file_state(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file is another one, or was written to, or is open to others.
+
+    Of the two times, the second cannot be set by who owns the file.
+    """
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+        status.st_mode,
+        status.st_uid,
+    )
+
+
 def default_token_dir() -> str:
     """Where `jaxd token --name` writes, and where servers look when nothing else is said."""
     return os.path.join(config_dir(), "tokens")
@@ -113,8 +130,7 @@ def _files(folder: str) -> Iterator[TokenFile]:
             except FileNotFoundError:  # removed in this very moment
                 continue
             if stat.S_ISREG(found.st_mode):
-                state = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
-                yield TokenFile(entry.name, entry.path, found.st_mtime, state)
+                yield TokenFile(entry.name, entry.path, found.st_mtime, file_state(found))
 
 
 def add_account(name: str, folder: str, *, replace: bool = False) -> tuple[str, str]:

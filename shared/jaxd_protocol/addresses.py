@@ -15,8 +15,9 @@ DEFAULT_TCP_PORT = 18861
 FORMS: Final = "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
 
 _PIN: Final = r"sha256=([0-9a-fA-F]{64})"
-_WORD: Final = r"[^-\s/@:#][^\s/@:#]*"
-"""A host or user as ssh takes it: one that begins with a dash would be an option of ssh."""
+_WORD: Final = r"(?!-)[^\s/@:#'\"`$;&<>|(){}]+"
+"""A host or user as ssh takes it: one that begins with a dash would be an option of ssh, and other
+signs mean something to a shell, to which a ProxyCommand of the user's hands it."""
 
 
 class Address(NamedTuple):
@@ -31,6 +32,10 @@ class Address(NamedTuple):
         user: who logs in with ssh; empty: whom ssh chooses.
         pin: for TLS the SHA-256 of the server's certificate in 64 hex digits; empty: it is
             checked by name.
+        insecure: for TCP whether to speak with a server of which it is not known whether somebody
+            stands in between, or that asks for no proof.
+        uid: for Unix and ssh the user whose server it is, beside this user and root; None: no
+            other's.
     """
 
     kind: Literal["unix", "tcp", "tls", "ssh"]
@@ -39,6 +44,8 @@ class Address(NamedTuple):
     path: str = ""
     user: str = ""
     pin: str = ""
+    insecure: bool = False
+    uid: int | None = None
 
     @classmethod
     def unix(cls, path: str) -> Address:
@@ -59,23 +66,30 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> Address:
         """Reads an address; IPv6 hosts stand in brackets.
 
-            unix:///path
-            tcp://host[:port]
+            unix:///path[?uid=NUMBER]
+            tcp://host[:port][?insecure=1]
             tls://host[:port][#sha256=FINGERPRINT]
-            ssh://[user@]host[:port][/path]
+            ssh://[user@]host[:port][/path][?uid=NUMBER]
 
         Raises:
             ConfigurationError: when the text is none of these.
         """
         scheme, separator, rest = text.strip().partition("://")
-        if separator and scheme == "unix" and rest.startswith("/"):
-            return cls.unix(rest)
-        if separator and scheme == "tcp" and rest:
-            return cls.tcp(*_host_and_port(text, rest, DEFAULT_TCP_PORT))
         if separator and scheme == "tls" and rest:
             return cls._parse_tls(text, rest)
+        rest, mark, more = rest.partition("?")
+        if separator and scheme == "tcp" and rest:
+            if mark and more != "insecure=1":
+                raise ConfigurationError(
+                    f"{text!r} has something behind the ? that is not insecure=1; use {FORMS}."
+                )
+            host, port = _host_and_port(text, rest, DEFAULT_TCP_PORT)
+            return cls("tcp", host, port, insecure=bool(mark))
+        uid = _uid(text, more) if mark and scheme in ("unix", "ssh") else None
+        if separator and scheme == "unix" and rest.startswith("/"):
+            return cls("unix", path=rest, uid=uid)
         if separator and scheme == "ssh" and rest:
-            return cls._parse_ssh(text, rest)
+            return cls._parse_ssh(text, rest)._replace(uid=uid)
         raise ConfigurationError(f"{text!r} is not an address that jaxd knows; use {FORMS}.")
 
     @classmethod
@@ -98,6 +112,14 @@ class Address(NamedTuple):
         if not re.fullmatch(_WORD, host.replace(":", "")) or (at and not re.fullmatch(_WORD, user)):
             raise ConfigurationError(f"{text!r} has no usable user or host; use {FORMS}.")
         return cls("ssh", host, port, slash + path if path else "", user)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where sockets connect to and listen at: `localhost` is 127.0.0.1 for both ends.
+
+        Else one of them may take ::1, where another user may listen.
+        """
+        return "127.0.0.1" if self.host == "localhost" else self.host, self.port
 
     @property
     def is_loopback(self) -> bool:
@@ -124,13 +146,25 @@ class Address(NamedTuple):
         return self.kind in ("tcp", "tls")
 
     def __str__(self) -> str:
+        whose = "" if self.uid is None else f"?uid={self.uid}"
         if self.kind == "unix":
-            return f"unix://{self.path}"
+            return f"unix://{self.path}{whose}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         if self.kind == "ssh":
             user = f"{self.user}@" if self.user else ""
-            return f"ssh://{user}{host}{f':{self.port}' if self.port else ''}{self.path}"
-        return f"{self.kind}://{host}:{self.port}{f'#sha256={self.pin}' if self.pin else ''}"
+            return f"ssh://{user}{host}{f':{self.port}' if self.port else ''}{self.path}{whose}"
+        more = f"#sha256={self.pin}" if self.pin else "?insecure=1" if self.insecure else ""
+        return f"{self.kind}://{host}:{self.port}{more}"
+
+
+def _uid(text: str, more: str) -> int:
+    name, _, number = more.partition("=")
+    if name != "uid" or not (number.isascii() and number.isdigit() and int(number) < 1 << 32):
+        raise ConfigurationError(
+            f"{text!r} has something else behind the ? than the number of a user; use {FORMS}, "
+            "with ?uid=999 where user 999 is the server's."
+        )
+    return int(number)
 
 
 def _host_and_port(text: str, rest: str, default: int) -> tuple[str, int]:

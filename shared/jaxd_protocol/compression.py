@@ -8,10 +8,7 @@ from typing import Final
 from jaxd_protocol.buffers import allocate
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["MAX_INFLATED_BYTES", "deflate", "inflate"]
-
-MAX_INFLATED_BYTES: Final = 8 << 30
-"""What one array may be inflated to."""
+__all__ = ["deflate", "inflate"]
 
 _LEVEL: Final = 1
 """The higher levels take several times as long for a few percent."""
@@ -31,13 +28,11 @@ def inflate(data: memoryview, nbytes: int) -> memoryview:
 
     Args:
         data: a zlib stream.
-        nbytes: how much it is to be inflated to.
+        nbytes: how much it is to be inflated to; there has to be room for that.
 
     Raises:
         ProtocolError: when it comes to more or less, or is no zlib stream.
     """
-    if nbytes > MAX_INFLATED_BYTES:
-        raise ProtocolError(f"{nbytes:,} bytes are too many for one compressed array.")
     found, end, inflater = allocate(nbytes), 0, zlib.decompressobj()
     try:
         for at in range(0, len(data), _PIECE):

@@ -35,6 +35,7 @@ __all__ = [
     "content_id",
     "first_id",
     "form_hash",
+    "inflated_bytes",
     "known_skeleton",
     "leaves_of_kinds",
     "named_skeleton",
@@ -60,7 +61,7 @@ STORED: Final = 4
 """The data is here, and is to be held under its content id (`a`, `b`) as well."""
 
 PACKED: Final = 5
-"""The data is here, compressed."""
+"""The data is here, compressed, and `a` bytes long without that."""
 
 ABSENT: Final = frozenset({VALUE, BLOCK})
 """Leaves of these kinds take no room in a message."""
@@ -92,6 +93,7 @@ new_number: Final = itertools.count(1).__next__
 """A number for a call, never used twice in this process; the ids of its results are made of it."""
 
 _ROW: Final = struct.Struct("!IBQQ")
+_KIND_AT: Final = 4
 _CONTENT: Final = struct.Struct("!QQ")
 _STAY: Final = struct.Struct("!QqqQ")
 
@@ -216,6 +218,17 @@ def unpack_rows(data: bytes, leaves: int) -> list[Row]:
         if not first < row.leaf <= last < leaves or not VALUE <= row.kind <= PACKED:
             raise ProtocolError("a call says that data lies where none can be.")
     return rows
+
+
+def inflated_bytes(data: bytes) -> int:
+    """How many bytes a call says that its compressed data has without that, before more is read.
+
+    Args:
+        data: what `pack_rows` wrote, or anything else.
+    """
+    if PACKED not in data[_KIND_AT :: _ROW.size] or len(data) % _ROW.size:
+        return 0
+    return sum(a for _, kind, a, _ in _ROW.iter_unpack(data) if kind == PACKED)
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

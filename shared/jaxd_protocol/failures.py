@@ -1,31 +1,55 @@
 """Exceptions as plain data, and back as the type that the other end has.
 
-Nothing is imported and nothing is unpickled to rebuild one: the type is looked up among the
-modules that are already loaded, and only exception types are taken.
+Nothing is imported, unpickled or looked up in a module to rebuild one. The types that can come are
+jaxd's, Python's own, jax's, and those that the function which was called reaches itself; any other
+is a `RemoteError` with its text.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
-import traceback
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
-from jaxd_protocol.remote_frames import frames_of, traceback_of
+from jaxd_protocol.installed import content_of
+from jaxd_protocol.remote_frames import frames_of, text_of, traceback_of
+from jaxd_protocol.trees import TreeEncoder
 from jaxd_protocol.trees.literals import dump_literal, load_literal
 
-__all__ = ["Failure", "ForwardedFailure", "describe_failure", "rebuild_failure"]
+__all__ = [
+    "Failure",
+    "ForwardedFailure",
+    "OwnTypes",
+    "describe_failure",
+    "has_code",
+    "rebuild_failure",
+]
 
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
-links, notes): frames as in `remote_frames`; links the failure that led to it, with "cause" or
-"context" before it."""
+links, notes, own, members): frames as in `remote_frames`; links the failure that led to it, with
+"cause" or "context" before it; own the content id of a type of the user's with the skeleton and
+blob of its attributes, or nothing; members the failures in a group."""
 
 _MAX_TEXT: Final = 1 << 20
 _MAX_LINKS: Final = 8
-_MADE_BY_INIT: Final = frozenset({("jax.errors", "JaxRuntimeError")})
-"""Types that cannot be shown without what their `__init__` sets, which does nothing else."""
+_MAX_MEMBERS: Final = 64
+_JAXS: Final = frozenset({"jax", "jaxlib"})
+_RUN: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
+_MADE_BY_INIT: Final = frozenset({"JaxRuntimeError"})
+"""Types of jax that cannot be shown without what their `__init__` sets, which does nothing else."""
+
+
+class OwnTypes(Protocol):
+    """The exception types that a function reaches."""
+
+    def exception_type(self, module: str, name: str, content: bytes) -> type | None:
+        """The one with that name and content id; None where the function reaches none."""
+
+    def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
+        """What was written of an exception's attributes."""
 
 
 class ForwardedFailure(Exception):
@@ -56,11 +80,63 @@ def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
         _message_of(error),
         _args_of(error),
         error.retry_after_s if isinstance(error, Busy) else 0.0,
-        _sendable("".join(traceback.format_exception(error))[-_MAX_TEXT:]),
+        _sendable(text_of(error)[-_MAX_TEXT:]),
         frames_of(error),
         _links(error, links),
         tuple(_sendable(str(note)) for note in getattr(error, "__notes__", ())),
+        _own(error),
+        _members(error, links),
     )
+
+
+def _own(error: BaseException) -> tuple[Any, ...]:
+    """What stands for a type of the user's own, and the attributes that are data."""
+    table = sys.modules.get("jaxd_protocol.packing")  # else no class has arrived in this process
+    content = table.id_of(type(error)) if table is not None else None
+    if content is None:
+        return ()
+    encoder = _AttributeEncoder()
+    kept = {name: value for name, value in vars(error).items() if _is_data(name, value)}
+    encoder.node(kept)
+    skeleton, blob = encoder.skeleton, encoder.blob
+    return (
+        (content, skeleton, blob) if len(skeleton) + len(blob) <= _MAX_TEXT else (content, b"", b"")
+    )
+
+
+def _is_data(name: str, value: Any) -> bool:
+    encoder = _AttributeEncoder()
+    try:
+        encoder.node(value)
+    except Exception:  # noqa: BLE001  a tracer, an open file, what holds itself: it stays
+        return False
+    return name != "__notes__" and not encoder.buffers
+
+
+class _AttributeEncoder(TreeEncoder):
+    """Writes plain values, containers of these, and small arrays."""
+
+    def node(self, value: Any) -> None:
+        """Appends one tree; a number as itself, and not as a leaf that becomes an array."""
+        if type(value) in (bool, int, float, complex):
+            self.static(value)
+        else:
+            super().node(value)
+
+    def other(self, value: Any) -> None:
+        """Appends an array; nothing else has a place here."""
+        if not hasattr(type(value), "__array__"):
+            raise TypeError(type(value).__name__)
+        import numpy
+
+        self.array(numpy.ascontiguousarray(value).reshape(value.shape))
+
+
+def _members(error: BaseException, links: int) -> tuple[Any, ...]:
+    """What an exception group holds; nothing where that is too much."""
+    if not isinstance(error, ExceptionGroup) or not links or len(error.exceptions) > _MAX_MEMBERS:
+        return ()
+    return tuple(describe_failure(each, links - 1) for each in error.exceptions)
 
 
 def _links(error: BaseException, links: int) -> tuple[Any, ...]:
@@ -82,7 +158,7 @@ def _sendable(text: str) -> str:
 
 def _args_of(error: BaseException) -> bytes | None:
     """What the type was called with, as a literal; None when that is not plain or too large."""
-    args = error.args
+    args = error.args[:1] if isinstance(error, ExceptionGroup) else error.args
     if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
         args = (*args, error.filename)  # left out of `args`, but not of the message
     try:
@@ -99,20 +175,23 @@ def _message_of(error: BaseException) -> str:
         return f"<its message cannot be shown: {type(broken).__name__}>"
 
 
-def rebuild_failure(failure: Failure, *, with_jax: bool = False) -> BaseException:
+def rebuild_failure(
+    failure: Failure, own: OwnTypes | None = None, *, with_jax: bool = False
+) -> BaseException:
     """The exception in this process's own type, else `RemoteError`, with the user's frames there.
 
     Where there are none, its note has the whole traceback as text.
 
     Args:
         failure: what `describe_failure` made of it.
+        own: the types of the function that was called; without it, none of the user's own comes.
         with_jax: whether frames of jax are wanted as well.
 
     Raises:
         ProtocolError: when the data stands for no exception.
     """
     try:
-        return _whole(failure, with_jax=with_jax)
+        return _whole(failure, own, with_jax=with_jax)
     except ProtocolError:
         raise
     except (AttributeError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as no:
@@ -121,14 +200,15 @@ def rebuild_failure(failure: Failure, *, with_jax: bool = False) -> BaseExceptio
         ) from no
 
 
-def _whole(failure: Failure, *, with_jax: bool) -> BaseException:
-    error = _rebuilt(failure)
+def _whole(failure: Failure, own: OwnTypes | None, *, with_jax: bool) -> BaseException:
+    members = [_whole(each, own, with_jax=with_jax) for each in (failure[10:11] or ((),))[0]]
+    error = _rebuilt(failure, own, members)
     frames, links, notes = failure[6:9] or ((), (), ())
     for note in notes:
         error.add_note(note)
     error.__traceback__ = traceback_of(frames, with_jax=with_jax)
     if links:
-        before = _whole(links[1], with_jax=with_jax)
+        before = _whole(links[1], own, with_jax=with_jax)
         if links[0] == "cause":
             error.__cause__ = before
         else:
@@ -138,16 +218,27 @@ def _whole(failure: Failure, *, with_jax: bool) -> BaseException:
     return error
 
 
-def _rebuilt(failure: Failure) -> BaseException:
+def _rebuilt(failure: Failure, own: OwnTypes | None, members: list[BaseException]) -> BaseException:
     module, name, message, args, retry_after_s = failure[:5]
     if module == errors.__name__ and name in errors.__all__:
         return _own_error(name, message, retry_after_s)
-    kind = _loaded_exception(module, name)
-    error = _foreign_error(kind, message, args) if kind else None
-    if error is None:
-        qualified = name if module == "builtins" else f"{module}.{name}"
-        error = RemoteError(f"{qualified}: {message}", qualified)
-    return error
+    content, skeleton, blob = (failure[9:10] or ((),))[0] or (b"", b"", b"")
+    error = None
+    try:
+        values = load_literal(args, 0)[0] if args is not None else (message,)
+        values = (*values, members) if members else values
+        if own is not None and content:
+            error = _users_error(own.exception_type(module, name, content), values)
+            if error is not None and skeleton:
+                vars(error).update(own.attributes(skeleton, blob))
+        else:
+            error = _known_error(module, name, message, values)
+        if error is not None and str(error) == message:
+            return error
+    except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
+        error = None
+    qualified = name if module == "builtins" else f"{module}.{name}"
+    return RemoteError(f"{qualified}: {message}", qualified)
 
 
 def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
@@ -155,22 +246,42 @@ def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
     return Busy(message, retry_after_s) if kind is Busy else kind(message)
 
 
-def _loaded_exception(module: str, name: str) -> type[Exception] | None:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # a module's __getattr__ may import
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
-
-
-def _foreign_error(kind: type[Exception], message: str, args: bytes | None) -> BaseException | None:
-    """An instance with these `args`; but for few types without calling `__init__`."""
-    values = load_literal(args, 0)[0] if args is not None else (message,)
-    try:
-        if kind.__module__ == "builtins" or (kind.__module__, kind.__name__) in _MADE_BY_INIT:
-            error = kind(*values)
-        else:
-            error = kind.__new__(kind, *values)
-            error.args = values
-        return error if str(error) == message else None
-    except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
+def _users_error(kind: type | None, values: tuple[Any, ...]) -> BaseException | None:
+    """An instance with these `args`, made without `__init__`, whose parameters are unknown."""
+    if kind is None or not issubclass(kind, Exception):
         return None
+    error: BaseException = kind.__new__(kind, *values)
+    error.args = values
+    return error
+
+
+def _known_error(
+    module: str, name: str, message: str, values: tuple[Any, ...]
+) -> BaseException | None:
+    """One of Python's own exceptions, or of jax's."""
+    if module == "builtins":
+        kind: Any = vars(builtins).get(name)
+        if _is_exception(kind) and issubclass(kind, SyntaxError):
+            values = (message,)  # whoever shows one opens the file that it names
+        return kind(*values) if _is_exception(kind) else None
+    kind = content_of(module).get(name) if module.partition(".")[0] in _JAXS else None
+    if not _is_exception(kind) or kind.__module__ != module:
+        return None
+    if name in _MADE_BY_INIT:
+        return kind(*values)  # type: ignore[no-any-return]
+    return None if has_code(kind, _RUN) else _users_error(kind, values)
+
+
+def has_code(kind: type, methods: frozenset[str]) -> bool:
+    """Whether an exception type, or its metaclass, has code of its own.
+
+    Args:
+        kind: an exception type, chosen by the other end.
+        methods: those in which code counts: what is run of one that is made, shown and dropped.
+    """
+    own = [vars(base) for base in kind.__mro__ if base.__module__ != "builtins"]
+    return type(kind) is not type or any(methods & members.keys() for members in own)
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)

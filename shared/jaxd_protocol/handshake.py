@@ -3,14 +3,21 @@
 Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
 four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
 
-    client  JAXD !H {protocol, python, magic, versions, session, nonce}
-    server       !H {protocol, python, magic, versions, nonce, auth: none | token}  or {error}
-    client       !H {proof}                                       with auth: token
-    server       !H {proof, session, slots, …}                    or {error}
+    client  JAXD !H {protocol, python, magic, channel, nonce}
+    server       !H {protocol, python, magic, channel, nonce, auth: token}   or {error}
+    client       !H {versions, session, device}  !H {proof}                  in one piece
+    server       !H {proof, versions, session, slots, …}                     or {error}
+
+Over a Unix socket, where the kernel tells each end who the other is, nothing is proved: the client
+says all in its first message, and the server answers with its last.
 
 A proof is an HMAC, under the token, of a role and of everything said before: neither end can
 replay the other's, and nothing of the conversation can be altered on the way. The client proves
-first; a server without the token learns nothing that would let it answer.
+first; a server without the token learns nothing that would let it answer. Versions of packages are
+for those who have proved it.
+
+A proof covers the `Channel` as well, so that it is worth nothing on another connection: who relays
+the whole conversation, and would speak in the middle once it is over, is found out by both ends.
 
 Nobody says a name. A server with several accounts holds the proof against the token of each, so
 that a stranger learns nothing of which there are, and whoever listens does not see who comes.
@@ -26,7 +33,8 @@ import json
 import os
 import struct
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from jaxd_protocol.errors import (
     AuthenticationFailed,
@@ -40,10 +48,14 @@ from jaxd_protocol.errors import (
 from jaxd_protocol.peers import Peer, check_versions, this_end
 
 if TYPE_CHECKING:
+    import socket
+
     from jaxd_protocol.accounts import Account
 
 __all__ = [
     "MAGIC",
+    "UNIX",
+    "Channel",
     "Guest",
     "Line",
     "Transcript",
@@ -58,6 +70,9 @@ __all__ = [
 
 MAGIC: Final = b"JAXD"
 """As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
+
+_GONE: Final = suppress(BrokenPipeError, ConnectionResetError)
+"""Around a message to a peer that may refuse it unread: its words are there to be read."""
 
 _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
@@ -74,6 +89,77 @@ class Line(Protocol):
 
     def sendall(self, data: bytes, /) -> None:
         """Sends all of them."""
+
+
+class Channel(NamedTuple):
+    """The connection under a handshake, as one end knows it.
+
+    Each end says what it knows in a message that the proofs cover, and compares what the other
+    has said. Host, port and code are not in it: a tunnel or a published port changes them
+    honestly. What is compared of TLS is as in RFC 5929, tls-server-end-point.
+
+    Attributes:
+        kind: what is spoken over; an ssh:// address counts as the Unix socket at its far end.
+        certificate: over TLS, the SHA-256 of the server's certificate.
+        sock: over plain TCP, this end, of which the kernel tells who owns the other one.
+        insecure: whether this end takes plain TCP also where the kernel does not tell that, or
+            tells another user than the other end says it is.
+    """
+
+    kind: Literal["unix", "tcp", "tls"]
+    certificate: str = ""
+    sock: socket.socket | None = None
+    insecure: bool = False
+
+    def said(self) -> Message:
+        """What this end tells the other one of it."""
+        if self.kind == "tls":
+            return {"kind": "tls", "certificate": self.certificate}
+        if self.sock is None:
+            return {"kind": self.kind}
+        # of the socket, not of the process: so the kernel tells it to the other end
+        uid = os.fstat(self.sock.fileno()).st_uid
+        return {"kind": self.kind, "uid": uid, "insecure": self.insecure}
+
+    def mismatch(self, said: object) -> str | None:
+        """Why the other end may not be on the same connection; None: it is.
+
+        Args:
+            said: what it has told of it.
+        """
+        told = said if isinstance(said, dict) else {}
+        if told.get("kind") != self.kind:
+            return (
+                f"one end of the connection speaks {self.kind}, the other {told.get('kind')!r}: "
+                "somebody passes it on and may change it. Use the address that the server printed."
+            )
+        if self.kind == "tls" and told.get("certificate") != self.certificate:
+            return (
+                "the client was shown another certificate than the server's: somebody ends TLS in "
+                "between, and may read and change everything. Pass the port on as it is (TCP), or "
+                "use ssh://."
+            )
+        return None if self.sock is None else self._wrong_owner(self.sock, told)
+
+    def _wrong_owner(self, sock: socket.socket, told: Message) -> str | None:
+        from jaxd_protocol.tcp_owners import owner_of_peer  # few connections need it
+
+        owner = owner_of_peer(sock)
+        if owner is not None and owner == told.get("uid"):
+            return None
+        if self.insecure and told.get("insecure") is True:
+            return None
+        found = "cannot be known here" if owner is None else f"is user {owner}"
+        return (
+            f"who owns the other end of this TCP connection {found}, and the peer says that it is "
+            f"user {told.get('uid')!r}: somebody may pass the connection on and change it. Use "
+            "tls:// or ssh://. For a tunnel or network that you trust, both ends can accept it: "
+            "tcp://…?insecure=1 in the client's address, --insecure-plaintext at the server."
+        )
+
+
+UNIX: Final = Channel("unix")
+"""Where the kernel has told each end who the other is."""
 
 
 class Transcript:
@@ -111,9 +197,13 @@ def send_message(sock: Line, message: Message, transcript: Transcript, before: b
 
     Of two pieces TCP would keep the second back until the first has arrived.
     """
+    sock.sendall(before + _written(message, transcript))
+
+
+def _written(message: Message, transcript: Transcript) -> bytes:
     data = json.dumps(message, separators=(",", ":")).encode()
     transcript.add(data)
-    sock.sendall(before + _LENGTH.pack(len(data)) + data)
+    return _LENGTH.pack(len(data)) + data
 
 
 def receive_message(sock: Line, transcript: Transcript) -> Message:
@@ -149,6 +239,7 @@ def _receive(sock: Line, count: int) -> bytes:
 
 def greet_server(
     sock: Line,
+    channel: Channel,
     versions: Mapping[str, str],
     token: str | None,
     session: str | None,
@@ -158,6 +249,7 @@ def greet_server(
 
     Args:
         sock: connected, with a timeout that bounds each step.
+        channel: what is known of the connection.
         versions: package versions to report.
         token: what both ends must prove to hold; None takes a server that asks for nothing.
         session: the session to resume, or None for a new one.
@@ -165,7 +257,8 @@ def greet_server(
 
     Raises:
         ConfigurationError: the server has no such device.
-        AuthenticationFailed: wrong, missing or unprovable token; user not admitted.
+        AuthenticationFailed: wrong, missing or unprovable token; user not admitted; a server that
+            asks for no token where anybody could answer; somebody in between.
         VersionMismatch: the ends cannot exchange code.
         NoServer: the server refused for another reason, or is no jaxd server.
         ProtocolError: it sent something that is not a greeting.
@@ -173,18 +266,26 @@ def greet_server(
     said = Transcript()
     me = this_end(versions)
     wanted = {} if device is None else {"device": device}
-    hello = {**me.to_message(), "session": session, "nonce": _fresh_nonce(), **wanted}
-    send_message(sock, hello, said, before=MAGIC)
+    about = {"versions": dict(me.versions), "session": session, **wanted}
+    may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
+    hello = {**me.without_versions().to_message(), "channel": channel.said()}
+    hello |= {"nonce": _fresh_nonce(), **(about if may_be_open else {})}
+    with _GONE:  # it may have said why, before it closed
+        send_message(sock, hello, said, before=MAGIC)
     welcome = _checked(receive_message(sock, said))
-    server = Peer.from_message(welcome)
-    check_versions(me, server)
+    check_versions(me, Peer.from_message(welcome))
     if welcome.get("auth") == "token":
         if token is None:
             raise AuthenticationFailed(
                 "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
                 "was started with (see `jaxd token`)."
             )
-        send_message(sock, {"proof": said.proof(token, "client")}, said)
+        mismatch = channel.mismatch(welcome.get("channel"))
+        if mismatch is not None:
+            raise AuthenticationFailed(mismatch)
+        written = _written(about, said)
+        with _GONE:
+            send_message(sock, {"proof": said.proof(token, "client")}, said, before=written)
         expected = said.proof(token, "server")
         welcome = _checked(receive_message(sock, said))
         if not _same(expected, welcome.get("proof")):
@@ -198,7 +299,13 @@ def greet_server(
             "the address; for a server that is open on purpose, unset JAXD_TOKEN and "
             "JAXD_TOKEN_FILE or move the token file away."
         )
-    return {**welcome, "peer": server}
+    elif not may_be_open:
+        raise AuthenticationFailed(
+            "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
+            "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
+            "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
+        )
+    return {**welcome, "peer": Peer.from_message(welcome)}
 
 
 def _checked(message: Message) -> Message:
@@ -237,41 +344,44 @@ class Guest(NamedTuple):
 
 
 def greet_client(
-    sock: Line, versions: Mapping[str, str], accounts: Collection[Account], principal: str
+    sock: Line,
+    channel: Channel,
+    accounts: Collection[Account],
+    principal: str,
 ) -> tuple[Guest, Transcript]:
     """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
 
     Args:
         sock: accepted, with a timeout that bounds each step.
-        versions: package versions to report.
+        channel: what is known of the connection.
         accounts: one of these the client must prove to be; none where the socket is the proof.
         principal: who the client is when no token is asked for.
 
     Raises:
-        AuthenticationFailed, VersionMismatch, ProtocolError, EOFError: the client was told why,
-            where that is safe, and is to be dropped.
+        AuthenticationFailed: wrong token.
+        VersionMismatch: the ends cannot exchange code.
+        ProtocolError: it sent something that is not a greeting, or somebody may stand in between.
+        EOFError: it left. In all cases the client was told why, where that is safe, and is to be
+            dropped.
     """
     said = Transcript()
     hello = receive_message(sock, said)
     client = Peer.from_message(hello)
-    me = this_end(versions)
+    me = this_end({}).without_versions()
     try:
         check_versions(client, me)
     except VersionMismatch as error:
         send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
         raise
-    session = hello.get("session")
-    device = hello.get("device")
-    guest = Guest(
-        client,
-        session if isinstance(session, str) else None,
-        principal,
-        device if type(device) is int else None,
-    )
     if not accounts:
-        return guest, said
-    welcome = {**me.to_message(), "auth": "token", "nonce": _fresh_nonce()}
-    send_message(sock, welcome, said)
+        return _guest(client, hello, principal), said
+    mismatch = channel.mismatch(hello.get("channel"))
+    if mismatch is not None:
+        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, said)
+        raise ProtocolError(mismatch)  # no token was tried
+    welcome = {**me.to_message(), "auth": "token", "channel": channel.said()}
+    send_message(sock, {**welcome, "nonce": _fresh_nonce()}, said)
+    about = receive_message(sock, said)
     expected = [(said.proof(account.token, "client"), account) for account in accounts]
     proof = receive_message(sock, said).get("proof")
     proved = [account for expected, account in expected if _same(expected, proof)]  # against all
@@ -282,7 +392,19 @@ def greet_client(
         )
         send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
         raise AuthenticationFailed(text)
-    return guest._replace(principal=proved[0].principal, account=proved[0]), said
+    client = Peer.from_message({**hello, "versions": about.get("versions")})
+    return _guest(client, about, proved[0].principal)._replace(account=proved[0]), said
+
+
+def _guest(client: Peer, about: Message, principal: str) -> Guest:
+    """What a client has said of itself and of what it wants."""
+    session, device = about.get("session"), about.get("device")
+    return Guest(
+        client,
+        session if isinstance(session, str) else None,
+        principal,
+        device if type(device) is int else None,
+    )
 
 
 def server_proof(account: Account | None, said: Transcript) -> str | None:

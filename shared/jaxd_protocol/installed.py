@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
+from typing import Any
 
-__all__ = ["OWN_PACKAGES", "is_local_file", "is_local_module", "site_folder"]
+__all__ = ["OWN_PACKAGES", "content_of", "is_local_file", "is_local_module", "site_folder"]
 
 OWN_PACKAGES = frozenset({"jaxd", "jaxd_protocol", "jaxd_server"})
 
@@ -59,6 +60,19 @@ def site_folder(path: str) -> str | None:
         if parts[end - 1] in _SITE_FOLDERS:
             return os.sep.join(parts[:end])
     return None
+
+
+def content_of(module: str) -> dict[str, Any]:
+    """What a loaded module holds, looked at without running code of it; empty for any other.
+
+    A module that is loaded lazily, or an object in the place of one, has an attribute access of
+    its own.
+    """
+    try:
+        found: dict[str, Any] = object.__getattribute__(sys.modules.get(module), "__dict__")
+    except AttributeError:
+        return {}
+    return found
 
 
 def is_local_module(name: str | None) -> bool:

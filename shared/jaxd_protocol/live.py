@@ -1,32 +1,42 @@
-"""What stands on a server for an object that stays with its client, for callbacks to use there."""
+"""What stands on a server for an object that stays with its client, for callbacks to use there.
+
+And what callbacks are not given: functions, which they could call.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import sys
+from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import CallbackError
 
-__all__ = ["Live"]
+__all__ = ["Live", "holds_function"]
+
+_OF_OTHERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+"""Whose functions, methods and partials are no objects of the user's."""
 
 
 class Live:
     """An object of the client's, or an attribute of one. Nothing but its name is here.
 
     Attributes:
-        number: among those that are live in the walk over their function.
+        number: among those that are live in the walk over their function, or of an owner among
+            those that `callbacks=` lists.
         names: of attributes that lead from there.
+        listed: whether `callbacks=` lists it, or a method of it.
     """
 
-    __slots__ = ("names", "number")
+    __slots__ = ("listed", "names", "number")
 
-    def __init__(self, number: int, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, number: int, names: tuple[str, ...] = (), listed: bool = False) -> None:
         self.number = number
         self.names = names
+        self.listed = listed
 
     def __getattr__(self, name: str) -> Live:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Live(self.number, (*self.names, name))
+        return Live(self.number, (*self.names, name), self.listed)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Is never of use.
@@ -41,4 +51,18 @@ class Live:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Live, (self.number, self.names)
+        return Live, (self.number, self.names, self.listed)
+
+
+def holds_function(value: Any) -> bool:
+    """Whether something is a function, method, partial or class, or a plain container of one.
+
+    An object of any other class may have a `__call__`, as models have.
+    """
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(holds_function, value))
+    home = str(type(value).__module__).partition(".")[0]
+    is_functions = home in _OF_OTHERS or type(value) is Live
+    return callable(value) and (isinstance(value, type) or is_functions)

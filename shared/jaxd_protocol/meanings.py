@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.fingerprint.facts import Fingerprint, Part, Source
+from jaxd_protocol.fingerprint.facts import Entry, Fingerprint, Listed, Part, Source
 from jaxd_protocol.fingerprint.world import SALT
 from jaxd_protocol.packages import Package
 
@@ -31,6 +31,7 @@ class Meaning(NamedTuple):
         parts, packages, local, carried: see `Fingerprint`.
         ignored: what the user told the walk to leave out.
         shared: whether all of it has a content; else it can be only its own client's.
+        callbacks: what `callbacks=` lists.
     """
 
     fingerprint: bytes
@@ -41,9 +42,15 @@ class Meaning(NamedTuple):
     carried: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     shared: bool = True
+    callbacks: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(cls, found: Fingerprint, ignored: tuple[str, ...] = ()) -> Meaning:
+    def of(
+        cls,
+        found: Fingerprint,
+        ignored: tuple[str, ...] = (),
+        callbacks: tuple[Entry, ...] = (),
+    ) -> Meaning:
         """What this process says of a fingerprint that it found."""
         return cls(
             found.digest,
@@ -54,7 +61,13 @@ class Meaning(NamedTuple):
             found.carried,
             ignored,
             not found.unshared,
+            callbacks,
         )
+
+    @property
+    def listed(self) -> Listed | None:
+        """What `callbacks=` lists, as a walk on the server takes it; None for nothing."""
+        return Listed(entries=self.callbacks) if self.callbacks else None
 
     def there(self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]) -> There:
         """The client's process, as a walk on the server sees it.
@@ -78,6 +91,7 @@ class Meaning(NamedTuple):
             tuple(sorted(self.carried)),
             self.ignored,
             self.shared,
+            tuple(map(tuple, self.callbacks)),
         )
 
     @classmethod
@@ -88,7 +102,9 @@ class Meaning(NamedTuple):
             ProtocolError: when it is something else.
         """
         try:
-            fingerprint, salt, parts, packages, local, carried, ignored, shared = message
+            if len(message) == _LENGTH - 1:
+                message = (*message, ())  # kept before there was `callbacks=`
+            fingerprint, salt, parts, packages, local, carried, ignored, shared, listed = message
             read = cls(
                 fingerprint,
                 salt,
@@ -98,6 +114,7 @@ class Meaning(NamedTuple):
                 frozenset(carried),
                 tuple(ignored),
                 shared,
+                tuple(Entry(*entry) for entry in listed),
             )
         except (TypeError, ValueError) as error:
             raise ProtocolError("what a client says of its function cannot be read.") from error
@@ -109,6 +126,7 @@ class Meaning(NamedTuple):
         texts = [*self.packages, *self.local, *self.carried, *self.ignored]
         texts += [text for part in self.parts for text in (*part[:2], *part[3:])]
         texts += [text for package in self.packages.values() for text in package[:2]]
+        texts += [text for entry in self.callbacks for text in entry[1:]]
         data = [self.fingerprint, self.salt]
         data += [part.digest for part in self.parts]
         data += [package.digest for package in self.packages.values()]
@@ -117,4 +135,8 @@ class Meaning(NamedTuple):
             all(type(text) is str for text in texts)
             and all(type(one) is bytes for one in data)
             and all(type(flag) is bool for flag in flags)
+            and all(type(entry.owner) is int for entry in self.callbacks)
         )
+
+
+_LENGTH: Final = len(Meaning._fields)

@@ -1,18 +1,34 @@
-"""What each end says of itself, and whether the two can exchange code."""
+"""What each end says of itself, what the kernel says of it, and whether they can exchange code."""
 
 from __future__ import annotations
 
 import importlib.util
+import socket
+import struct
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import ProtocolError, VersionMismatch
 
-__all__ = ["Peer", "check_versions", "this_end"]
+__all__ = ["Peer", "check_versions", "peer_uid", "this_end"]
 
 Message = dict[str, Any]
+
+_UCRED: Final = struct.Struct("3i")
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket; None where the system does not tell (Linux does).
+
+    Of a client, it is who connected; of a server, who listens.
+    """
+    option: Any = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
+    return int(uid)
 
 
 class Peer(NamedTuple):
@@ -22,7 +38,8 @@ class Peer(NamedTuple):
         protocol: version of this protocol.
         python: major and minor version.
         magic: bytecode magic number in hex.
-        versions: distribution name to version, for reports and warnings only.
+        versions: distribution name to version, for reports and warnings only; none before the
+            end that hears them has proved who it is.
     """
 
     protocol: int
@@ -38,6 +55,10 @@ class Peer(NamedTuple):
             "magic": self.magic,
             "versions": dict(self.versions),
         }
+
+    def without_versions(self) -> Peer:
+        """As much as a stranger may know, and needs to be refused with a reason."""
+        return self._replace(versions={})
 
     @classmethod
     def from_message(cls, message: Message) -> Peer:
@@ -70,8 +91,7 @@ def check_versions(client: Peer, server: Peer) -> None:
     """
     if client.protocol != server.protocol:
         raise VersionMismatch(
-            f"the client speaks protocol {client.protocol} (jaxd {client.versions.get('jaxd')}), "
-            f"the server {server.protocol} (jaxd {server.versions.get('jaxd')}). "
+            f"the client speaks protocol {client.protocol}, the server {server.protocol}. "
             "Install the same jaxd on both sides."
         )
     if (client.python, client.magic) != (server.python, server.magic):

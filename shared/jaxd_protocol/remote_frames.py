@@ -1,19 +1,23 @@
 """The frames of a traceback as data, and back as one that every tool of this process can show.
 
 Only places travel. The lines of source are read where the traceback is shown: from the user's own
-files, or the cells of a notebook, which the other end may not have.
+files, or the cells of a notebook, which the other end may not have. Whatever shows a traceback or a
+warning opens the file that it names, so the other end names none but those that this process has
+loaded code from; any other stands in angle brackets, as what is no file does, and is not opened.
 """
 
 from __future__ import annotations
 
+import linecache
+import sys
 from collections.abc import Iterator
-from traceback import walk_tb
+from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.installed import OWN_PACKAGES
+from jaxd_protocol.installed import OWN_PACKAGES, content_of
 
-__all__ = ["RemoteFrame", "frames_of", "traceback_of"]
+__all__ = ["RemoteFrame", "frames_of", "shown_file", "text_of", "traceback_of"]
 
 _OURS: Final = frozenset(OWN_PACKAGES)
 _MACHINERY: Final = _OURS | {"concurrent", "threading"}
@@ -21,6 +25,8 @@ _MACHINERY: Final = _OURS | {"concurrent", "threading"}
 
 _JAXS: Final = frozenset({"jax", "jaxlib"})
 _MAX_FRAMES: Final = 200
+_MAX_LINES: Final = 1000
+"""Of one statement. Python 3.13 shows each, as many as the other end says."""
 
 
 class RemoteFrame(NamedTuple):
@@ -62,7 +68,7 @@ def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | 
         frames: what `frames_of` returned elsewhere.
         with_jax: whether those of jax are wanted: by default it leaves its own out.
     """
-    wanted = [RemoteFrame(*each) for each in frames]
+    wanted = [RemoteFrame(*each) for each in frames[:_MAX_FRAMES]]
     if not with_jax:
         wanted = [each for each in wanted if _root(each) not in _JAXS]
     trace: TracebackType | None = None
@@ -70,6 +76,50 @@ def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | 
         made = _made(each)
         trace = TracebackType(trace, made, made.f_lasti, max(1, each.line))
     return trace
+
+
+def shown_file(file: str) -> str:
+    """The name under which a file that the other end names is shown: one that can be opened here.
+
+    That is the file of a module, or what lines were read from before, such as a notebook's cell.
+    Nothing opens a name in angle brackets.
+    """
+    is_none = file.startswith("<") and file.endswith(">")
+    if is_none or file in linecache.cache or file in _files_of_modules():
+        return file
+    return f"<{file}>"
+
+
+def _files_of_modules() -> Iterator[object]:
+    for module in list(sys.modules):
+        yield content_of(module).get("__file__")
+
+
+def text_of(error: BaseException) -> str:
+    """As `traceback.format_exception`, for the other end.
+
+    Frames that it has named itself have no lines of source there: else it could read, line by line,
+    what it names.
+    """
+    shown = TracebackException.from_exception(error)
+    _hide_lines(shown, error)
+    return "".join(shown.format())
+
+
+def _hide_lines(shown: TracebackException, error: BaseException) -> None:
+    made = [frame.f_globals.get("_Here") is _Here for frame, _ in walk_tb(error.__traceback__)]
+    if any(made):
+        shown.stack = StackSummary.from_list(
+            FrameSummary(one.filename, one.lineno or 1, one.name, line="") if is_made else one
+            for one, is_made in zip(shown.stack, made, strict=False)
+        )
+    for one, other in (
+        (shown.__cause__, error.__cause__),
+        (shown.__context__, error.__context__),
+        *zip(shown.exceptions or (), getattr(error, "exceptions", ()), strict=False),
+    ):
+        if one is not None and other is not None:
+            _hide_lines(one, other)
 
 
 def _walked(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
@@ -110,7 +160,7 @@ def _made(place: RemoteFrame) -> FrameType:
     """A frame of code that says that it stands there. It has run, and does nothing."""
     line = max(1, place.line)
     code = _PROTOTYPE.replace(
-        co_filename=place.file,
+        co_filename=shown_file(place.file),
         co_name=place.name,
         co_qualname=place.name,
         co_firstlineno=line,
@@ -131,6 +181,7 @@ def _line_table(code: CodeType, place: RemoteFrame) -> bytes:
     units = len(code.co_code) // 2
     table = bytearray()
     known = min(place.end_line, place.column, place.end_column) >= 0
+    known = known and place.end_line - place.line <= _MAX_LINES
     for start in range(0, units, 8):
         length = min(8, units - start)
         if known:

@@ -8,12 +8,39 @@ from __future__ import annotations
 
 import os
 import stat
+import string
+from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["config_dir", "default_token_file", "read_token_file", "write_token_file"]
+__all__ = [
+    "checked_token",
+    "config_dir",
+    "default_token_file",
+    "read_token_file",
+    "write_token_file",
+]
 
-_MAX_TOKEN_BYTES = 4096
+_MAX_TOKEN_BYTES: Final = 4096
+
+_LEAST_LENGTH: Final = (
+    (string.digits, 39),
+    (string.hexdigits, 32),
+    (string.ascii_lowercase, 28),
+    (string.ascii_uppercase, 28),
+    (string.ascii_uppercase + "234567", 26),
+    (string.ascii_lowercase + string.digits, 25),
+    (string.ascii_uppercase + string.digits, 25),
+    (string.ascii_letters, 23),
+    (None, 22),
+)
+"""Of a token of such characters, so that it can have 128 bits; of any others as of base64.
+
+Whether it is random nobody can see: `jaxd token` makes one that is.
+"""
+
+_LEAST_DIFFERENT: Final = 8
+"""Characters in a token. One of 32 random hex digits has fewer once in 28 million."""
 
 
 def config_dir() -> str:
@@ -53,6 +80,30 @@ def read_token_file(path: str) -> str:
         raise ConfigurationError(
             f"the token file {path} does not hold one line with a token. "
             f"Make one with: jaxd token --force --file {path}"
+        )
+    return checked_token(token, f"the token in {path}")
+
+
+def checked_token(token: str, what: str) -> str:
+    """The token, if it can be as hard to guess as 128 random bits.
+
+    Who listens to one handshake on plain TCP, or answers one, may try any number of tokens at
+    home against the proof that he has heard.
+
+    Args:
+        token: from wherever it came.
+        what: what the message calls it; the token itself is never shown.
+
+    Raises:
+        ConfigurationError: when it is too short for its kind of characters, or has too few
+            different ones.
+    """
+    least = next(n for kind, n in _LEAST_LENGTH if kind is None or not set(token) - set(kind))
+    if len(token) < least or len(set(token)) < _LEAST_DIFFERENT:
+        raise ConfigurationError(
+            f"{what} can be guessed: {len(token)} characters, {len(set(token))} of them different, "
+            f"where {least} and {_LEAST_DIFFERENT} are the least for 128 bits. Make a new one with "
+            "`jaxd token`, and use it on both ends."
         )
     return token
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.handshake import MAGIC, finish_greeting, greet_client
+from jaxd_protocol.handshake import MAGIC, UNIX, finish_greeting, greet_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 
-__all__ = ["Asked", "FakeServer", "failed", "warmed"]
+__all__ = ["Asked", "FakeServer", "failed", "greeted", "warmed"]
 
 Reply = tuple[Any, Sequence[memoryview]]
 
@@ -49,6 +49,23 @@ def warmed(verdict: str = "compile", seconds: float = 1.5) -> Reply:
 def failed(error: Exception) -> Reply:
     """The reply that raises on the other side."""
     return (FAILED, describe_failure(error)), ()
+
+
+def greeted(sock: socket.socket) -> bool:
+    """Greets as a server; False for somebody who only looked whether anybody listens."""
+    if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
+        return False
+    greet_client(sock, UNIX, (), "me")
+    welcome: Mapping[str, Any] = {
+        "auth": "none",
+        "session": "s",
+        "slots": 32,
+        "max_frame_bytes": 1 << 24,
+        "epoch": 1,
+        "pid": os.getpid(),
+    }
+    finish_greeting(sock, {}, None, dict(welcome))
+    return True
 
 
 class FakeServer:
@@ -107,18 +124,8 @@ class FakeServer:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
-            return sock.close()  # somebody who only looked whether anybody listens
-        greet_client(sock, {}, (), "me")
-        welcome: Mapping[str, Any] = {
-            "auth": "none",
-            "session": "s",
-            "slots": 32,
-            "max_frame_bytes": 1 << 24,
-            "epoch": 1,
-            "pid": os.getpid(),
-        }
-        finish_greeting(sock, {}, None, dict(welcome))
+        if not greeted(sock):
+            return sock.close()
         connection = _Connection(sock, self.answer)
         self._connections.append(connection)
         return connection.serve()

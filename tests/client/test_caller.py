@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,9 @@ from jaxd.identity import Identity, Spec
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import Options
+from jaxd_protocol.errors import ProtocolError
+from tests.hostile.generation import Exchange, Step
+from tests.hostile.server import HostileServer
 from tests.live_server import LiveServer
 
 
@@ -160,3 +164,19 @@ def test_results_keep_their_classes_after_the_function_is_gone(client: Client) -
     """Classes that were met are remembered by the caller."""
     array = np.ones(2)
     assert float(client.persistent_call(lambda x: x.sum())(array)) == 2.0
+
+
+def test_a_report_that_is_none_ends_its_call_and_no_other() -> None:
+    """Also of a call that nobody waits for, which a thread of the connection's own reads."""
+    good = Step("reply", (0, b"N", b"", b"", b""))
+    bad = Step("event", (None, "print", '{"text": {}}'))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        server = HostileServer(f"{folder}/s.sock")
+        with connect(server.address) as client:
+            f = client.persistent_call(lambda x: x)
+            server.plan(Exchange("submit", "f", (bad, good)))
+            with pytest.raises(ProtocolError, match="cannot be understood"):
+                f.submit(1.0).result(20)
+            server.plan(Exchange("submit", "f", (good,)))
+            assert f.submit(1.0).result(20) is None
+        server.close()

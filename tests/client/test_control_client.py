@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxd import control_client
+from jaxd import control_client, dialling
 from jaxd.control_client import ask, stop_and_wait
-from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost
 from tests.server.host_process import HostProcess
 
 
@@ -67,3 +67,20 @@ def test_a_host_that_goes_away_has_no_reply(runtime: Path) -> None:
     with ours:
         theirs.close()
         assert control_client._exchange(ours, path, {"ask": "status"}) is None
+
+
+def test_a_control_socket_of_another_user_is_told_nothing(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have taken the server's place; the address can name that user."""
+    path = f"{runtime}/s.sock.control"
+    monkeypatch.setattr(dialling, "peer_uid", lambda sock: 4321)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        for command in (lambda: ask(path, {"ask": "status"}), lambda: stop_and_wait(path)):
+            with pytest.raises(AuthenticationFailed, match=r"\?uid=4321"):
+                command()
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.recv(1) == b""

@@ -16,6 +16,7 @@ from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import certificate_of, fingerprint_of, server_context
 from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.strangers import turn_away
 from tests.certificates import Pem, authority, signed
 
 Serve = Callable[[Callable[[socket.socket], None]], int]
@@ -43,6 +44,18 @@ def serve() -> Iterator[Serve]:
     yield start
     for thread in threads:
         thread.join()
+
+
+def has_no_room(sock: socket.socket) -> None:
+    """Says what a server does that takes nobody now, before TLS is there."""
+    turn_away(sock, None, errors.Busy("full."))
+
+
+def test_a_server_without_room_says_so_before_tls_is_there(serve: Serve) -> None:
+    """In an alert, which the client takes for what it is: it may come again."""
+    address = Address.tls("127.0.0.1", serve(has_no_room), "0" * 64)
+    with pytest.raises(errors.Busy, match="has no room"):
+        dial(address, Settings())
 
 
 def shows(pem: Pem) -> Callable[[socket.socket], None]:

@@ -26,7 +26,7 @@ def flight(*donated: int, **more: Any) -> tuple[Flight, list[RemoteArray]]:
     kind = RemoteArray.kind()
     arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
     values = [Stretch(0, one, 4, arrays[:2]), Stretch(2, other, 0, arrays[2:])]
-    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step"))
+    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step", reader=None))
     stay = Stay(7, -1, 1 << 16)
     call = Encoded(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
     return Flight(call, None, donated, **more), arrays

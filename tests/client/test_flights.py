@@ -116,7 +116,7 @@ class Server:
         return self.connections[-1]
 
     def launch(self, ended: Any = None) -> Flight:
-        spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+        spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
         call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
         flight = Flight(call, None, (), ended)
         self.flights.launch(flight)
@@ -336,7 +336,7 @@ def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
 
 def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
     """It is not sent again; what it has made goes when its reply comes."""
-    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
     call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
     for has_reply in (True, False):
         connection = server.connections[-1]
@@ -369,7 +369,7 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
 
     server.routes.load = load
     server.routes.announce = lambda *_: True
-    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step"))
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
     arrays = [bytearray([1] * 4), bytearray([2] * 4)]
     buffers = [memoryview(each) for each in arrays]
     call = Encoded(spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=Stay(1, -1, 64))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import linecache
 import logging
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,8 +100,8 @@ def test_a_warning_is_shown_once_for_each_place(hearing: Hearing) -> None:
         for line in (3, 3, 4):
             hearing.event(CALL, 1, "warned", warned("slow", line))
     assert [(str(w.message), w.filename, w.lineno) for w in seen] == [
-        ("slow", "train.py", 3),
-        ("slow", "train.py", 4),
+        ("slow", "<train.py>", 3),
+        ("slow", "<train.py>", 4),
     ]
 
 
@@ -114,6 +116,27 @@ def test_a_category_that_is_not_here_counts_as_the_nearest_of_pythons_own(
         hearing.event(CALL, 1, "warned", content)
         hearing.event(CALL, 1, "warned", warned("w", category=["os", "system"], bases=[]))
     assert [w.category for w in seen] == [FutureWarning, UserWarning]
+
+
+class Acts(UserWarning):
+    """One that does more than to have a name."""
+
+    def __init__(self, text: str) -> None:
+        raise SystemExit(text)
+
+
+class Named(UserWarning):
+    """One that filters know by its class."""
+
+
+def test_a_category_that_runs_code_is_not_made(hearing: Hearing) -> None:
+    """A server chooses the class; the nearest of Python's own takes its place."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for name in ("Acts", "Named"):
+            content = warned("w", category=[__name__, name], bases=["UserWarning", "Warning"])
+            hearing.event(CALL, 1, "warned", content)
+    assert [w.category for w in seen] == [UserWarning, Named]
 
 
 def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
@@ -159,3 +182,59 @@ def test_what_jax_compiles_is_logged_for_who_wants_to_know(
         notices.issue(CALL, 2)
     notices.issue(CALL, 1)
     assert caplog.messages == ["Compiling g"]
+
+
+def test_a_file_that_a_server_names_is_not_opened(
+    hearing: Hearing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a warning, as Python shows it by default, nor for a record of the log."""
+    path = tmp_path / "diary.txt"
+    path.write_text("secret = 42")
+    said: list[str] = []
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(pathname)s:%(lineno)d %(message)s"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(
+            warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
+        )
+        hearing.event(CALL, 1, "warned", warned("slow", 1, file=str(path)))
+    logger = logging.getLogger("jaxd.tests.names")
+    logger.addHandler(handler)
+    record = {"name": logger.name, "level": 40, "file": str(path), "line": 1, "text": "slow"}
+    hearing.event(CALL, 1, "logged", record | {"function": "f", "traceback": None})
+    assert said == [f"<{path}>:1: UserWarning: slow\n"]
+    assert log.getvalue() == f"{path}:1 slow\n"
+    assert str(path) not in linecache.cache
+
+
+def test_a_line_of_a_file_of_this_process_is_shown(
+    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with any warning."""
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(
+            warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
+        )
+        hearing.event(CALL, 1, "warned", warned("slow", 1, file=__file__))
+    assert said == [f"{__file__}:1: UserWarning: slow\n  from __future__ import annotations\n"]
+
+
+def test_what_is_remembered_of_files_is_bounded(hearing: Hearing) -> None:
+    """A server may name as many as it likes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(2500):
+            hearing.event(CALL, 1, "warned", warned("slow", file=f"{number}.py"))
+    assert len(hearing._registries) <= 1000
+
+
+def test_loggers_are_bounded(hearing: Hearing) -> None:
+    """Those that a server names first are made, the rest is logged by the root."""
+    before = len(logging.root.manager.loggerDict)
+    for number in range(400):
+        hearing.event(CALL, 1, "logged", {**logged("text"), "name": f"made.up{number}"})
+    assert len(logging.root.manager.loggerDict) - before <= 257

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -86,3 +87,18 @@ def test_without_jax_only_mappings_are_registered() -> None:
         "else: raise SystemExit(1)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("aux", "children"), [((1,), []), ((1,), [1, 2]), ((), [1]), ("x", [1])])
+def test_a_dataclass_with_other_fields_is_an_error(aux: Any, children: list[Any]) -> None:
+    """Not the end of the process: jaxlib looks for the children that it expects."""
+
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Layer:
+        w: Any
+        name: Any = field(metadata={"static": True})
+
+    assert unflatten(Layer, (1,), [2]) == Layer(2, 1)
+    with pytest.raises(ResultError, match="1 children and 1 static fields"):
+        unflatten(Layer, aux, children)

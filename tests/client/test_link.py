@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from jaxd.caller import Caller
 from jaxd.link import Link
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import NoServer, ProtocolError
+from jaxd_protocol.errors import Busy, NoServer, ProtocolError
 from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 
@@ -98,6 +99,24 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     with pytest.raises(NoServer, match="has answered before") as caught:
         link.connection()
     assert caught.value.may_repeat
+
+
+def test_a_server_without_room_is_asked_again(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it says, until it has some or the caller's time is over."""
+    connect, left = Link._connect, [2]
+
+    def is_busy(self: Link) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise Busy("full.", 0.01)
+        return connect(self)
+
+    monkeypatch.setattr(Link, "_connect", is_busy)
+    assert link.connection().alive
+    link.connection().shut()
+    left[0] = 10**9
+    with pytest.raises(Busy, match="full"):
+        link.connection(deadline=time.monotonic() + 0.05)
 
 
 def test_what_is_no_server_is_said_to_be_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

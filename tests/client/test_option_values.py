@@ -44,6 +44,9 @@ CLIENT = SimpleNamespace(caller=None)
         ({"client": CLIENT, "token": "secret"}, "Leave out token="),
         ({"compiler_options": [("a", 1)]}, "Write it as"),
         ({"compiler_options": {1: 1}}, "Write it as"),
+        ({"callbacks": print}, "Write it as callbacks="),
+        ({"callbacks": [print, "log"]}, "Write it as callbacks="),
+        ({"callbacks": {print: 1}}, "Write it as callbacks="),
     ],
     ids=str,
 )

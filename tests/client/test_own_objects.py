@@ -11,7 +11,7 @@ import ml_dtypes  # noqa: F401  as in a process that has jax
 import numpy as np
 import pytest
 
-from jaxd.own_objects import OwnObjects, loaded
+from jaxd.own_objects import OwnObjects
 from jaxd.remote_objects import RemoteObject
 from jaxd.results import ResultReader
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
@@ -35,13 +35,16 @@ class Model:
     def apply(self) -> Any:
         return self
 
+    def quiet(self) -> None:
+        """A method that the function does not ask for."""
+
     @classmethod
     def build(cls) -> Any:
         return cls()
 
 
-def helper() -> None:
-    pass
+def helper() -> Any:
+    return MODEL.apply, Model.build, MODEL.loud, MODEL.number, MODEL.missing  # type: ignore[attr-defined]
 
 
 MODEL = Model()
@@ -53,7 +56,7 @@ N_CLASS = ("n", (((MARK, 2),),), b"", "")
 
 @pytest.fixture
 def own() -> OwnObjects:
-    return OwnObjects("step", MARK, OBJECTS, ("optax",))
+    return OwnObjects("step", MARK, OBJECTS, ("optax",), installed=(np.float32, list, eval))
 
 
 def get(own: OwnObjects, kind: str, *detail: Any, token: bytes = b"token") -> Any:
@@ -61,10 +64,11 @@ def get(own: OwnObjects, kind: str, *detail: Any, token: bytes = b"token") -> An
 
 
 def test_an_object_by_its_number(own: OwnObjects) -> None:
-    """In the walk over the function itself, or over another one of this process."""
+    """In the walk over the function itself, or over another one that shares it."""
     assert get(own, "n", ((b"?", 7), (MARK, 0))) is helper
-    other = OwnObjects("other", b"o" * 16, [MODEL])
+    other = OwnObjects("other", b"o" * 16, [MODEL, os.system])
     assert get(own, "n", ((b"o" * 16, 0),)) is MODEL
+    assert type(get(own, "n", ((b"o" * 16, 1),))) is RemoteObject
     del other
     gc.collect()
     assert type(get(own, "n", ((b"o" * 16, 0),))) is RemoteObject
@@ -81,14 +85,14 @@ def test_a_method_by_its_owner(own: OwnObjects) -> None:
     """Looked up without running anything."""
     assert get(own, "m", N_MODEL, "apply") == MODEL.apply
     assert get(own, "m", N_CLASS, "build") == Model.build
-    for name in ("loud", "number", "missing", "__class__"):
+    for name in ("loud", "number", "missing", "__class__", "quiet"):
         assert type(get(own, "m", N_MODEL, name)) is RemoteObject
     with pytest.raises(ProtocolError):
         get(own, "m", ("n", 5), "apply")
 
 
 def test_classes_and_members(own: OwnObjects) -> None:
-    """Of the user's own by content, others by name."""
+    """Of the user's own by content; others by name, where the function's code has that name."""
     content = content_id(Color)
     assert get(own, "k", __name__, "Color", content) is Color
     assert get(own, "k", "elsewhere", "Color", content) is Color
@@ -98,6 +102,8 @@ def test_classes_and_members(own: OwnObjects) -> None:
     assert type(get(own, "k", __name__, "Color", b"")) is RemoteObject
     assert type(get(own, "k", __name__, "Color", b"?" * 16)) is RemoteObject
     assert get(own, "k", "numpy", "float32", b"") is np.float32
+    assert get(own, "k", "builtins", "list", b"") is list
+    assert type(get(own, "k", "numpy", "float64", b"")) is RemoteObject
 
 
 @pytest.mark.parametrize(
@@ -113,6 +119,10 @@ def test_classes_and_members(own: OwnObjects) -> None:
         ("jaxd.caller", "Caller"),
         ("missing", "x"),
         ("numpy", "missing.x"),
+        ("numpy", "save"),
+        ("numpy", "load"),
+        ("functools", "partial"),
+        ("builtins", "int"),
     ],
 )
 def test_what_the_function_does_not_deal_with_is_not_handed_out(
@@ -147,8 +157,9 @@ def test_dtypes(own: OwnObjects) -> None:
 def test_nothing_is_imported_to_look() -> None:
     """Not even a module that is there to be imported."""
     assert "this" not in sys.modules
-    assert loaded("this", "s") is None
-    assert type(get(OwnObjects(packages=("this",)), "i", "this", "s")) is RemoteObject
+    own = OwnObjects(packages=("this",))
+    assert type(get(own, "i", "this", "s")) is RemoteObject
+    assert own.class_of("this", "Zen") is None
     assert "this" not in sys.modules
 
 
@@ -184,8 +195,8 @@ def test_wild_skeletons_are_errors_of_ours(own: OwnObjects) -> None:
     assert read > 0
 
 
-def test_a_class_that_was_met_comes_before_its_twin_in_another_function(own: OwnObjects) -> None:
-    """The server has one class for both; whose function it was that brought it is chance."""
+def test_a_class_of_this_function_comes_before_its_twin_in_another(own: OwnObjects) -> None:
+    """The server has one class for both; what this function or its arguments brought counts."""
 
     class Point(NamedTuple):
         x: Any
@@ -201,7 +212,7 @@ def test_a_class_that_was_met_comes_before_its_twin_in_another_function(own: Own
     Twin.__name__ = "Point"
     assert content_id(Twin) == content
     places = ((b"o" * 16, 0),)
-    assert own.class_of(*name, content, places) is Point
+    assert own.class_of(*name, content, places) is None
     own.learn({("elsewhere", "Point"): Twin})
     assert own.class_of(*name, content, places) is Twin
     assert other.class_of(*name, content, places) is Point

@@ -13,6 +13,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.failures import describe_failure
 
 CONNECTION: Any = SimpleNamespace(address="tcp://host:1")
+STEP: Any = SimpleNamespace(name="step", reader=None)
 NOTE = "Raised in the call of step on the jaxd server at tcp://host:1."
 
 
@@ -29,8 +30,8 @@ def failure(error: Exception) -> Any:
 
 def test_a_note_names_call_and_server() -> None:
     """Of errors of the user's own, not of ours, which say by themselves what to do."""
-    assert raised_by(failure(KeyError("a")), "step", CONNECTION).__notes__ == [NOTE]
-    own = raised_by(failure(ArgumentError("a")), "step", CONNECTION)
+    assert raised_by(failure(KeyError("a")), STEP, CONNECTION).__notes__ == [NOTE]
+    own = raised_by(failure(ArgumentError("a")), STEP, CONNECTION)
     assert not hasattr(own, "__notes__")
 
 
@@ -49,7 +50,7 @@ def test_jaxs_frames_are_shown_where_jax_shows_them() -> None:
         found = describe_failure(caught.value)
         for setting in ("off", "auto"):
             jax.config.update("jax_traceback_filtering", setting)
-            error = raised_by(found, "step", CONNECTION)
+            error = raised_by(found, STEP, CONNECTION)
             names = [f.f_globals["__name__"] for f, _ in traceback.walk_tb(error.__traceback__)]
             counts.append(sum(name.startswith("jax.") for name in names))
             assert names[0] == __name__

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -143,3 +145,49 @@ def test_nobody_there(runtime: Path) -> None:
     process = run(str(runtime / "s"))
     assert said(process) == f"{relay.REFUSED}{runtime}/s: No such file or directory\n"
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "uid", "mode", "words"),
+    [
+        (None, "", 0o700, None),
+        (4321, "", 0o700, r"\?uid=4321"),
+        (4321, "4321", 0o755, None),
+        (0, "", 0o711, None),
+        (None, "", 0o1777, "others can put a socket"),
+        (None, "", 0o770, "others can put a socket"),
+    ],
+)
+def test_a_socket_that_may_be_anybodys_is_not_spoken_with(
+    listening: socket.socket,
+    runtime: Path,
+    owner: int | None,
+    uid: str,
+    mode: int,
+    words: str | None,
+) -> None:
+    """By who listens, and by who can write in its folder."""
+    runtime.chmod(mode)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(listening.getsockname())
+        if owner is not None:
+            told = struct.pack("3i", 1, owner, owner)
+            asked = cast("Any", SimpleNamespace(getsockopt=lambda *_: told))
+        else:
+            asked = sock
+        expected = nullcontext() if words is None else pytest.raises(LookupError, match=words)
+        with expected:
+            relay.check_owner(asked, listening.getsockname(), uid)
+
+
+def test_where_the_system_does_not_tell_the_folder_counts(
+    listening: socket.socket, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who can put a socket there is who listens there."""
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    folder = os.stat_result((0o40755, *(1,) * 3, 4321, 4321, *(0,) * 4))
+    system = SimpleNamespace(stat=lambda path: folder, getuid=os.getuid, path=os.path)
+    monkeypatch.setattr(relay, "os", system)
+    with pytest.raises(LookupError, match=r"\?uid=4321"):
+        relay.check_owner(listening, listening.getsockname(), "")
+    relay.check_owner(listening, listening.getsockname(), "4321")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import types
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -11,12 +15,16 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
+from jaxd.own_objects import OwnObjects
+from jaxd.remote_objects import RemoteObject
 from jaxd.results import Home, ResultReader, ResultsAs, _read_leaf, checked
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import Stay
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.packing.arguments import pack
 from jaxd_protocol.trees import TreeEncoder, dump_literal
+from jaxd_protocol.trees.reader import COUNT
 
 
 class Point(NamedTuple):
@@ -153,8 +161,6 @@ def test_a_named_tuple_of_this_process() -> None:
 def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> None:
     """Comes home as one with the same name and fields."""
     message = sent(Point(np.float32(1), None))
-    import sys
-
     met: dict[Any, Any] = {}
     monkeypatch.delattr(sys.modules[__name__], "Point")
     if has_another:
@@ -223,11 +229,9 @@ def test_a_class_of_equal_content_comes_from_the_right_module() -> None:
 
 def test_a_class_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is named, with what to do; nothing is imported to find it."""
-    import sys
-
     message = sent(Pair(np.float32(1), None))
     monkeypatch.delattr(sys.modules[__name__], "Pair")
-    with pytest.raises(ResultError, match=r"Pair.*Import its class here"):
+    with pytest.raises(ResultError, match=r"Pair.*Import the class and use it in the function"):
         ResultReader({}).read(*message, "numpy")
 
 
@@ -248,11 +252,201 @@ def test_a_server_cannot_have_anything_called(module: str, name: str) -> None:
         ResultReader({}).read(skeleton, b"", [], "numpy")
 
 
+def instance(module: str, name: str, /, **state: bytes) -> bytes:
+    """An object of an installed class with these attributes."""
+    pairs = [dump_literal(key) + value for key, value in state.items()]
+    return b"O" + dump_literal((module, name)) + b"D" + COUNT.pack(len(pairs)) + b"".join(pairs)
+
+
+def registered(module: str, name: str, aux: bytes, *children: bytes) -> bytes:
+    """A node of an installed class."""
+    count = COUNT.pack(len(children))
+    return b"".join((b"G", dump_literal((module, name)), aux, count, *children))
+
+
+def named(kind: str, *detail: Any) -> bytes:
+    """Something of this process, by a name that the server chose."""
+    return b"R" + dump_literal((kind, detail, b"token", "it"))
+
+
+def literal(value: Any) -> bytes:
+    return b"S" + dump_literal(value)
+
+
+def test_an_instance_with_attributes_of_the_servers_choice_is_not_made(tmp_path: Path) -> None:
+    """One of numpy's classes removes the folder that it is told to when it is dropped."""
+    (tmp_path / "kept").mkdir()
+    state = {"_istmpdest": literal(True), "_destpath": literal(str(tmp_path / "kept"))}
+    for module in ("numpy", "numpy.lib.npyio", "numpy.lib._datasource"):
+        skeleton = instance(module, "DataSource", **state)
+        for own in (OwnObjects(), OwnObjects(packages=["numpy"])):
+            with pytest.raises(ResultError):
+                ResultReader({}, own).read(skeleton, b"", [], "numpy")
+    gc.collect()
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        instance("numpy.lib._npyio_impl", "NpzFile", files=literal(("x",))),
+        instance("jax._src.compilation_cache", "CompilationCache"),
+        instance("logging", "FileHandler", baseFilename=literal("/nowhere")),
+        instance("tempfile", "TemporaryDirectory", name=literal("/nowhere")),
+        registered("jax.tree_util", "Partial", named("i", "numpy", "savetxt"), b"T\0\0\0\0", b"N"),
+        registered("functools", "partial", named("i", "os", "system"), b"T\0\0\0\0", b"N"),
+    ],
+    ids=["npz file", "jax's cache", "stdlib", "deletes itself", "Partial", "partial"],
+)
+def test_what_is_no_data_is_not_made(skeleton: bytes) -> None:
+    """Whatever the function deals with."""
+    for packages in ((), ("numpy", "jax")):
+        with pytest.raises(JaxdError):
+            ResultReader({}, OwnObjects(packages=packages)).read(skeleton, b"", [], "numpy")
+
+
+@pytest.mark.parametrize("method", ["__del__", "__reduce__", "__setstate__", "__post_init__"])
+def test_a_class_of_a_package_that_runs_code_of_its_own_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Only data is a server's to fill: a base class counts too, a decorator's method does not."""
+    toolbox = types.ModuleType("toolbox_installed")
+    own: Any = {"__name__": toolbox.__name__}
+    exec(f"class Base:\n def {method}(self, *a): pass\n", own)
+
+    @dataclass
+    class Plain:
+        x: Any
+
+    runs: Any = dataclass(type("Runs", (own["Base"],), {"x": 1, "__module__": toolbox.__name__}))
+    plain = type("Made", (), {"__annotations__": {"x": int}})
+    made: Any = dataclass(frozen=True, slots=True)(plain)
+    for cls in (Plain, runs, made):
+        cls.__module__, cls.__qualname__ = toolbox.__name__, cls.__name__
+        setattr(toolbox, cls.__name__, cls)
+    monkeypatch.setitem(sys.modules, toolbox.__name__, toolbox)
+    monkeypatch.setattr("jaxd_protocol.installed.is_local_module", lambda name: False)
+    for cls, packages in ((Plain, ()), (runs, (toolbox.__name__,))):
+        reader = ResultReader({}, OwnObjects(packages=packages))
+        with pytest.raises(ResultError, match="may not make"):
+            reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
+    for cls in (Plain, made):
+        reader = ResultReader({}, OwnObjects(packages=[toolbox.__name__]))
+        found = reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
+        assert (type(found), found.x) == (cls, 1)
+
+
+def test_a_callable_is_none_that_the_server_names() -> None:
+    """In a field stands what the function brought, or the default that the class itself has."""
+
+    @dataclass
+    class Net:
+        act: Any = len
+        how: Any = None
+
+    met = {(Net.__module__, Net.__qualname__): Net}
+    name = (Net.__module__, Net.__qualname__, content_id(Net))
+    default = named("p", Net.__module__, Net.__qualname__, "act")
+
+    def read(act: bytes, how: bytes) -> Any:
+        state = dump_literal("act") + act + dump_literal("how") + how
+        skeleton = b"O" + dump_literal(name) + b"D" + COUNT.pack(2) + state
+        own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin])
+        return ResultReader(met, own).read(skeleton, b"", [], "numpy")
+
+    brought = read(default, named("i", "numpy", "sin"))
+    assert (brought.act, brought.how) == (len, np.sin)
+    refused = read(named("i", "numpy", "save"), default)
+    assert type(refused.act) is type(refused.how) is RemoteObject
+    assert type(read(named("k", "numpy", "ndarray", b""), literal(1)).act) is RemoteObject
+
+
+def test_what_a_library_calls_is_held_by_arguments_as_well() -> None:
+    """Its own partials, and what lies inside of something that calls."""
+    eqx = pytest.importorskip("equinox")
+    sin = named("i", "numpy", "sin")
+    own = OwnObjects(packages=["equinox", "numpy"], installed=[np.sin, eqx.Partial, eqx.nn.Lambda])
+    name = eqx.Partial.__module__
+    state = {"func": sin, "args": literal(()), "keywords": b"D\0\0\0\0"}
+    held = ResultReader({}, own).read(instance(name, "Partial", **state), b"", [], "numpy")
+    assert type(held.func) is RemoteObject
+    inner = instance(eqx.nn.Lambda.__module__, "Lambda", fn=sin)
+    state["func"] = inner
+    outer = ResultReader({}, own).read(instance(name, "Partial", **state), b"", [], "numpy")
+    assert type(outer.func.fn) is RemoteObject
+
+
+def test_a_class_of_a_package_is_not_made_by_its_content(tmp_path: Path) -> None:
+    """A server can compute the id of a class that an argument holds; it is still installed."""
+    import numpy.lib.npyio
+
+    data_source: Any = numpy.lib.npyio.DataSource
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    module, name = data_source.__module__, data_source.__qualname__
+    cls = dump_literal((module, name, content_id(data_source)))
+    state = dump_literal("_istmpdest") + literal(True)
+    state += dump_literal("_destpath") + literal(str(kept))
+    reader = ResultReader({(module, name): data_source})
+    for skeleton in (
+        b"O" + cls + b"D" + COUNT.pack(2) + state,
+        instance(module, name, _istmpdest=literal(True), _destpath=literal(str(kept))),
+    ):
+        with pytest.raises(ResultError):
+            reader.read(skeleton, b"", [], "numpy")
+    gc.collect()
+    assert kept.exists()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda: lambda x: x,
+        lambda: __import__("optax").adam(1e-3),
+        lambda: np.random.default_rng(0),
+        Node,
+        lambda: np.sin,
+        lambda: np,
+        lambda: type(None),
+        lambda: __import__("jax").jit(len),
+    ],
+    ids=["lambda", "optax", "generator", "own class", "ufunc", "module", "type", "jit"],
+)
+def test_what_pickle_calls_to_make_an_argument_again_is_not_brought(argument: Any) -> None:
+    """A server could have it unpickle, or import: only what the argument holds is brought."""
+    found = pack([argument()], "an argument").installed
+    roots = {module.partition(".")[0] for module, _ in found}
+    assert roots.isdisjoint({"jaxd", "jaxd_protocol", "pickle", "_pickle", "copyreg"})
+    assert not any(name.startswith("_reconstruct") for _, name in found)
+
+
+def test_keys_that_jax_does_not_have_are_an_error_of_ours() -> None:
+    """Whatever the server says of them."""
+    spec = dump_literal("no such kind") + b"".join(sent(np.zeros(2, "u4"))[:1])[1:]
+    with pytest.raises(ProtocolError):
+        ResultReader({}).read(b"K" + spec, bytes(8), [], "jax")
+
+
+def test_what_calls_what_it_holds_calls_only_what_arguments_held() -> None:
+    """A partial, or a dict that makes its values: the function's own callables are not for them."""
+    import jax
+
+    partial = registered("jax.tree_util", "Partial", named("i", "numpy", "sin"), literal(()), b"N")
+    own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin, jax.tree_util.Partial])
+    with pytest.raises(ResultError):
+        ResultReader({}, own).read(partial, b"", [], "numpy")
+    made = registered(
+        "collections", "defaultdict", b"T\0\0\0\2" + named("i", "numpy", "sin") + b"T\0\0\0\0"
+    )
+    with pytest.raises(ResultError):
+        ResultReader({}, own).read(made, b"", [], "numpy")
+    met = {("numpy", "sin"): np.sin}
+    assert ResultReader(met, own).read(made, b"", [], "numpy").default_factory is np.sin
+
+
 def test_a_server_cannot_have_anything_unpickled() -> None:
     """Pickles travel towards servers only."""
     import pickle
-
-    from jaxd_protocol.trees.reader import COUNT
 
     data = pickle.dumps(print)
     with pytest.raises(ProtocolError):

@@ -137,9 +137,23 @@ def test_the_token_is_found_in_order(runtime: Path, monkeypatch: pytest.MonkeyPa
     named = write_token_file(str(runtime / "named"))
     monkeypatch.setenv("JAXD_TOKEN_FILE", f"{runtime}/named")
     assert Settings.resolve().read_token() == named
-    monkeypatch.setenv("JAXD_TOKEN", "variable")
-    assert Settings.resolve().read_token() == "variable"
-    assert Settings.resolve(token="argument").read_token() == "argument"
+    variable, argument = "variable" + default, "argument" + default
+    monkeypatch.setenv("JAXD_TOKEN", variable)
+    assert Settings.resolve().read_token() == variable
+    assert Settings.resolve(token=argument).read_token() == argument
+
+
+def test_a_token_that_can_be_guessed_is_refused(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes from: an impostor hears a proof, and may try any number at home."""
+    for settings in (Settings(token="hunter2hunter2"), Settings.resolve(token="0" * 64)):
+        with pytest.raises(ConfigurationError, match="jaxd token"):
+            settings.read_token()
+    monkeypatch.setenv("JAXD_TOKEN", "correct horse")
+    with pytest.raises(ConfigurationError, match="jaxd token") as caught:
+        Settings.resolve().read_token()
+    assert "horse" not in str(caught.value)
 
 
 def test_a_token_file_that_others_can_read_is_refused(runtime: Path) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,22 @@ def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert command[command.index("--") + 1] == "gpu-host"
     assert "-p" not in command
     assert "-l" not in command
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="takes ssh")
+def test_nothing_of_this_machine_is_forwarded(runtime: Path) -> None:
+    """Whatever the user's configuration says, as ssh itself reads it."""
+    config = runtime / "config"
+    config.write_text(
+        "ForwardAgent yes\nForwardX11 yes\nForwardX11Trusted yes\nTunnel yes\n"
+        "LocalForward 1 localhost:2\nRemoteForward 3 localhost:4\n"
+    )
+    _, *words = ssh_command(Address.parse("ssh://gpu-host"))
+    options = words[: words.index("--")]
+    command = ["ssh", "-G", "-F", str(config), *options, "gpu-host"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for line in ("forwardagent no", "forwardx11 no", "tunnel false", "clearallforwardings yes"):
+        assert line in said.splitlines()
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_ssh(

@@ -324,11 +324,11 @@ def _refused_after(client: Client, times: int) -> Callable[..., ClientConnection
     """What gives the client its connection so many times."""
     left, connection = [None] * times, client.caller.connection
 
-    def find(fresh: bool = False) -> ClientConnection:
+    def find(fresh: bool = False, deadline: float | None = None) -> ClientConnection:
         if not left:
             raise NoServer("there is nobody.")
         left.pop()
-        return connection(fresh)
+        return connection(fresh, deadline)
 
     return find
 

@@ -89,10 +89,18 @@ def test_the_health_check_asks_the_server_of_the_image() -> None:
 
 def test_no_layer_of_the_image_holds_what_only_building_needs() -> None:
     """Everything is installed elsewhere, or without a cache; nothing is compiled."""
-    assert dockerfile().count("\nFROM ") == 2
+    assert dockerfile().count("\nFROM ") == 3
     assert "apt-get" not in dockerfile()
     assert "--no-cache-dir" in last_stage()
     assert "--only-binary :all:" in dockerfile()
+
+
+def test_the_image_installs_nothing_without_a_hash_but_what_its_builder_asks_for() -> None:
+    """Two files of hashes; what was built from this checkout; and PACKAGES, by version."""
+    installs = re.findall(r"pip --python \S+ install ([^&;]*)", dockerfile())
+    assert len(installs) == 4
+    for words in installs:
+        assert "--require-hashes" in words or "--no-index" in words or "${PACKAGES}" in words
 
 
 def test_every_accelerator_of_the_image_is_an_extra() -> None:

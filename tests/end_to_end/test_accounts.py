@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,7 +90,7 @@ def test_another_token_for_the_same_name(live: LiveServer, alice: Client, folder
 
 
 def test_two_people_have_nothing_in_common(live: LiveServer, alice: Client, folder: str) -> None:
-    """Neither a session nor what is kept under a name."""
+    """Neither a session nor what is kept under a name; but a process, as the log says."""
     alice.put(np.zeros(3), name="alices")
     session = alice.info()["session"]
     _, token = add_account("bob", folder)
@@ -97,3 +100,71 @@ def test_two_people_have_nothing_in_common(live: LiveServer, alice: Client, fold
             bob.named("alices")
         assert not bob.forget("alices")
     assert alice.forget("alices")
+    live.wait_for("accounts_share_a_worker")
+
+
+def rewritten(path: Path) -> None:
+    """The same file, the same length, the same time, and another token."""
+    status = path.stat()
+    with path.open("r+") as file:
+        file.write(path.read_text().strip()[::-1])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def readable(path: Path) -> None:
+    """Others may read it now."""
+    path.chmod(0o644)
+
+
+def times_out(live: LiveServer, principal: str) -> int:
+    """How often somebody was shown out so far."""
+    lines = [line for line in list(live.lines) if line["event"] == "client_shown_out"]
+    return sum(line["principal"] == principal for line in lines)
+
+
+spoilt = pytest.mark.parametrize("spoil", [rewritten, readable, Path.unlink])
+
+
+@contextmanager
+def as_it_was(path: Path) -> Iterator[None]:
+    """Afterwards."""
+    text = path.read_text()
+    try:
+        yield
+    finally:
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(text)
+
+
+@spoilt
+def test_a_name_whose_file_was_spoilt_is_out(
+    live: LiveServer, alice: Client, folder: str, spoil: Callable[[Path], None]
+) -> None:
+    """Whether its token was changed in place, was made readable, or is gone."""
+    before = times_out(live, "account:alice")
+    with connect(live.tcp, token=TOKEN) as other:
+        other.statistics()
+        alice.statistics()
+        spoil(Path(folder, "alice"))
+        live.wait_for("client_shown_out", before + 1, principal="account:alice")
+        with pytest.raises(errors.AuthenticationFailed):
+            alice.statistics()
+        other.statistics()
+
+
+@spoilt
+def test_the_token_without_a_name_is_looked_at_as_well(
+    live: LiveServer, spoil: Callable[[Path], None]
+) -> None:
+    """Who came with it is out, until the file is as it was."""
+    path = live.directory / "s.token"
+    before = times_out(live, "token")
+    with connect(live.tcp, token=TOKEN) as client:
+        client.statistics()
+        with as_it_was(path):
+            spoil(path)
+            live.wait_for("client_shown_out", before + 1, principal="token")
+            with pytest.raises(errors.AuthenticationFailed):
+                client.statistics()
+        client.statistics()

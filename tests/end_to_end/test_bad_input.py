@@ -290,7 +290,7 @@ def test_no_server_at_an_address(runtime: Path, kind: str) -> None:
         port = free.getsockname()[1]
     address = f"unix://{runtime}/none.sock" if kind == "unix" else f"tcp://127.0.0.1:{port}"
     with pytest.raises(errors.NoServer, match=address) as caught:
-        connect(address, token="any")
+        connect(address, token="any-token-for-tests-only")
     assert f"jaxd serve --listen {address}" in advice(caught.value)
 
 

@@ -109,6 +109,193 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+class Model:
+    """Its methods read it, and give methods of it."""
+
+    def __init__(self) -> None:
+        self.scale = np.float32(2)
+        self.history = History()
+
+    def step(self, x: Any) -> Any:
+        """Is called on an object that the function reaches."""
+        jax.debug.callback(self.history.add, x)
+        return x * self.scale
+
+    def step_in_place(self, x: Any) -> Any:
+        """Holds its object."""
+        jax.debug.callback(lambda v: self.history.add(v, 10), x)
+        return x * self.scale
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model)
+
+
+model = Model()
+
+
+def on_an_object(x: Any) -> Any:
+    return model.step_in_place(model.step(x))
+
+
+def one_of_two(x: Any, add: bool = True) -> Any:
+    jax.debug.callback(note if add else print, x)
+    return x
+
+
+def with_helpers(x: Any) -> Any:
+    import textwrap
+
+    log = history
+
+    def shown(v: Any) -> str:
+        return textwrap.indent(str(float(v)), "=")
+
+    def tell(v: Any) -> None:
+        log.add(v)
+        seen.append((shown(v), log.values[-1]))
+
+    jax.debug.callback(tell, x)
+    return x
+
+
+def spread(x: Any) -> Any:
+    jax.debug.callback(note, *(x, "loss"), kind="k")
+    return x
+
+
+def given(x: Any, log: Any, name: str) -> Any:
+    jax.debug.callback(log, x)
+    jax.debug.callback(lambda v: log(v, name), x)
+    return x
+
+
+SEEN_BY_THE_CODE: dict[str, tuple[Any, Any]] = {
+    "methods of an object that is read": (on_an_object, [1.0, 20.0]),
+    "bound methods": (model.step, [1.0]),
+    "a conditional": (one_of_two, [("", 1.0, {})]),
+    "what is beside it": (with_helpers, [("=1.0", 1.0)]),
+    "arguments in a list": (spread, [("loss", 1.0, {"kind": "k"})]),
+}
+
+
+@pytest.mark.parametrize("case", SEEN_BY_THE_CODE)
+def test_what_the_code_says_is_called(client: Client, case: str) -> None:
+    """On the objects of this process, and what is computed is right."""
+    model.history.values.clear()
+    function, wanted = SEEN_BY_THE_CODE[case]
+    assert float(client.persistent_call(function)(X)) == float(function(X))
+    jax.effects_barrier()
+    found = seen + model.history.values
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted * 2))  # by both
+
+
+def test_arguments_are_called_as_they_are_here(client: Client) -> None:
+    """Functions and methods, which each call brings itself."""
+    f = client.persistent_call(given)
+    history.values.clear()
+    f(X, note, "a")
+    f(np.float32(2), note, name="a")
+    client.persistent_call(given_once)(X, log=history.add)
+    client.persistent_call(given_once)(np.float32(2), history.add)
+    assert seen == [(name, v, {}) for v in (1.0, 2.0) for name in ("", "a")]
+    assert history.values == [1.0, 2.0]
+
+
+def given_once(x: Any, log: Any) -> Any:
+    jax.debug.callback(log, x)
+    return x
+
+
+def told(log: Any, x: Any) -> None:
+    """A helper, which nobody can see through."""
+    jax.debug.callback(log, x)
+
+
+def by_helper(x: Any) -> Any:
+    told(note, x)
+    return x
+
+
+def method_by_helper(x: Any) -> Any:
+    told(history.add, x)
+    told(partial(history.add, scale=2), x)
+    return x
+
+
+def list_by_helper(x: Any) -> Any:
+    told(seen.append, x)
+    return x
+
+
+def held_by_helper(x: Any) -> Any:
+    def inner(log: Any) -> None:
+        jax.debug.callback(lambda v: log(v + 1), x)
+
+    inner(note)
+    return x
+
+
+def by_attribute(x: Any) -> Any:
+    told(model.history.add, x)
+    return x * model.scale
+
+
+LISTED: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "a function": (by_helper, [note], [("", 1.0, {})]),
+    "a method": (method_by_helper, [print, history.add], [1.0, 2.0]),
+    "a method of a list": (list_by_helper, [seen.append], [1.0]),
+    "a function in a cell": (held_by_helper, [note], [("", 2.0, {})]),
+    "an attribute": (by_attribute, [model.history.add], [1.0]),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_what_is_listed_is_called(client: Client, case: str) -> None:
+    """Though the code does not say it; and what it has filled is not in the key."""
+    function, callbacks, wanted = LISTED[case]
+    found: list[Any] = []
+    f = client.persistent_call(function, callbacks=callbacks)
+    for _ in range(2):
+        history.values.clear()
+        model.history.values.clear()
+        traces = client.statistics().traces
+        f(X)
+        found += seen + history.values + model.history.values
+        seen[:] = ["filled"]
+    assert client.statistics().traces == traces
+    assert [each for each in found if each != "filled"] == wanted * 2
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_without_the_list_it_is_refused_at_once(client: Client, case: str) -> None:
+    """While the function is traced, and with what to do."""
+    with pytest.raises(CallbackError, match=r"callbacks="):
+        client.persistent_call(LISTED[case][0])(X)
+    assert not seen
+
+
+def test_clients_with_other_lists_share_the_program(live: LiveServer) -> None:
+    """Each has its own called."""
+    lists: list[list[Any]] = [[], []]
+
+    def of(into: list[Any]) -> Any:
+        def f(x: Any) -> Any:
+            told(into.append, x)
+            return x + 7
+
+        return f
+
+    with connect(live.unix) as one, connect(live.unix) as two:
+        one.persistent_call(of(lists[0]), callbacks=[lists[0].append])(X)
+        before = two.statistics().traces
+        two.persistent_call(of(lists[1]), callbacks=[lists[1].append])(np.float32(2))
+        assert two.statistics().traces == before
+    assert [list(map(float, each)) for each in lists] == [[1.0], [2.0]]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_runs_here_and_on_the_objects_of_today(client: Client, name: str) -> None:
     """What it has filled is not in the key: nothing is traced a second time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,18 @@ import pytest
 from rpyc.utils.factory import unix_connect
 
 import jaxd
-from jaxd import Client, connect, errors
+from jaxd import Client, connect, errors, exporting
+from jaxd.exporting import Exported
+from jaxd_protocol.calls import OK, Options
+from jaxd_protocol.trees import dump_literal
+from tests.client.fake_server import FakeServer
 from tests.end_to_end.gates import wait_until
+from tests.exported_programs import rewritten
 from tests.live_server import LiveServer
 
 pytest.importorskip("flatbuffers")
+
+from jax import export
 
 pytestmark = pytest.mark.own_server
 
@@ -196,6 +204,68 @@ def test_nothing_that_could_be_code_is_opened(
     assert not trap.exists()
     client.caller.accepts = "exported"
     assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_native_code_is_called_with_the_buffers_that_jax_gives_it(
+    client: Client, strict: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in which the buffer for the pivots is too small is refused; the worker lives."""
+    matrix = np.eye(64, dtype=np.float32)
+    made = export.export(jax.jit(lambda x: list(jax.lax.linalg.lu(x))[:1]))(matrix)
+    code = rewritten(made, "tensor<64xi32>", "tensor<2xi32>")
+    factors = client.persistent_call(lambda x: [jax.lax.linalg.lu(x)[0]])
+    np.testing.assert_array_equal(factors(matrix)[0], matrix)
+    before = strict.worker_pid()
+    structure = jax.tree.structure([0])
+    hostile = Exported("hostile", code, structure, Options(static="jax"))
+    monkeypatch.setattr(exporting, "_export", lambda *_: hostile)
+    with pytest.raises(errors.NotPermitted, match=r"calls lapack_sgetrf_ffi\(.*tensor<2xi32>"):
+        client.persistent_call(lambda x: [x * 2])(matrix)
+    assert strict.worker_pid() == before
+
+
+@pytest.mark.parametrize("name", ["xla_dump_to", "xla_gpu_kernel_cache_file"])
+def test_no_option_of_xla_reaches_a_file(client: Client, tmp_path: Path, name: str) -> None:
+    """As the server's user; options without paths are taken."""
+    folder = tmp_path / "dump"
+    dumping = client.persistent_call(lambda x: x + 1, compiler_options={name: str(folder)})
+    with pytest.raises(errors.NotPermitted, match=f"{name} is not for clients to set"):
+        dumping(np.float32(1))
+    assert not folder.exists()
+    fast = client.persistent_call(
+        lambda x: x + 1, compiler_options={"xla_cpu_enable_fast_math": True}
+    )
+    assert float(fast(np.float32(1))) == 2.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ("O", ("fractions", "Fraction"), ()),
+        ("R", ("os", "remove")),
+        ("S", "x"),
+        ("N",),
+        ("D",),
+    ],
+    ids=lambda result: result[0],
+)
+def test_a_client_reads_lists_of_arrays_only(tmp_path: Path, result: tuple[Any, ...]) -> None:
+    """Its tree is its own: a server can put no class, function, static value or dict into it."""
+    tag, *literals = result
+    inner = tag.encode() + b"".join(map(dump_literal, literals)) + bytes(4 * (tag == "D"))
+    skeletons = [b"L" + struct.pack("!I", 1) + inner, inner]
+    server = FakeServer(
+        str(tmp_path / "s"), statistics={}, call=lambda asked: ((OK, skeletons.pop(), b""), ())
+    )
+    with connect(server.address) as client:
+        client.caller.takes_programs_only()
+        client.caller.accepts = "exported"
+        called = client.persistent_call(lambda x: {"a": x + 1}, results="numpy")
+        for _ in range(2):
+            with pytest.raises(errors.ProtocolError, match="list of arrays"):
+                called(np.float32(1))
+    server.close()
+    assert skeletons == []
 
 
 def test_programs_are_kept_on_disk(client: Client, strict: LiveServer) -> None:

@@ -8,6 +8,8 @@ exceptions of any type that the peer names. Here each payload would leave a fold
 from __future__ import annotations
 
 import copy
+import gc
+import importlib
 import os
 import pickle
 import resource
@@ -16,6 +18,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,13 +28,16 @@ import pytest
 from rpyc.core import brine, consts
 from rpyc.utils.factory import unix_connect
 
-from jaxd import Client, connect, errors
+from jaxd import Client, connect, errors, politeness
+from jaxd.compression import Compression
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.handshake import greet_server
-from jaxd_server.callback_messages import pack_callback
+from jaxd_protocol.compression import deflate
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.handshake import UNIX, greet_server
 from tests.client.fake_server import Asked, FakeServer
-from tests.live_server import LiveServer
+from tests.client.test_results import instance, literal, named, registered
+from tests.live_server import TOKEN, LiveServer
 from tests.shared.wire.test_connection import FORGED, message
 
 pytestmark = pytest.mark.own_server
@@ -79,13 +85,9 @@ class EvilServer(FakeServer):
         super().__init__(path, call=self._on_call)
         self.raw = b""
         self.reply: Any = None
-        self.question: tuple[Any, ...] = ()
         self.answered: list[Any] = []
 
     def _on_call(self, asked: Asked) -> Any:
-        if self.question:
-            verb, *args = self.question
-            self.answered.append(asked.ask(verb, asked.number, *args))
         if self.raw:
             with suppress(OSError):  # the client has hung up meanwhile
                 self._connections[-1]._channel.stream.sock.sendall(self.raw)
@@ -189,29 +191,39 @@ def test_nothing_of_a_server_is_unpickled(victim: Client, evil: EvilServer, trap
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("path", [("system",), ("path", "os", "system"), ("mkdir",)])
-def test_a_server_cannot_walk_to_a_function(
-    victim: Client, evil: EvilServer, trap: Path, path: tuple[str, ...]
-) -> None:
-    """From a module that a function of the client's reaches, or gives to be called back."""
+def test_a_result_is_no_object_that_acts(victim: Client, evil: EvilServer, runtime: Path) -> None:
+    """One of numpy's removes the folder that it is told to when it is dropped; others write."""
+    import jax  # registers the nodes
 
-    def reaching(x: Any) -> Any:
-        import jax
+    kept, written = runtime / "kept", runtime / "written"
+    kept.mkdir()
+    state = {"_istmpdest": literal(True), "_destpath": literal(str(kept))}
+    savetxt = named("i", "numpy", "savetxt")
+    args = b"T\0\0\0\1" + literal(str(written))
+    for skeleton in (
+        instance("numpy.lib._datasource", "DataSource", **state),
+        instance("numpy.lib.npyio", "DataSource", **state),
+        registered("jax.tree_util", "Partial", savetxt, args, b"N"),
+        registered("collections", "defaultdict", b"T\0\0\0\2" + savetxt + b"T\0\0\0\0"),
+        savetxt,
+    ):
+        evil.reply = (OK, skeleton, b"", b"", b""), ()
+        with suppress(errors.JaxdError, TypeError):
+            called(victim)(np.ones(2))
+    assert jax.tree_util.Partial(np.sin).func is np.sin
+    gc.collect()
+    assert kept.exists()
+    assert not written.exists()
 
-        jax.debug.callback(os.sync)
-        return x + len(os.sep)
 
-    for aim in [("live", n, path) for n in range(3)] + [
-        ("get", ("object", n), path[0]) for n in range(8)
-    ]:
-        (skeleton, blob), _ = pack_callback(aim, (), (str(trap),), {})
-        evil.question = ("callback", skeleton, blob, 0)
-        evil.reply = (FAILED, ("builtins", "ValueError", "over", None, 0.0, "", (), (), ())), ()
-        with pytest.raises((ValueError, errors.JaxdError)):
-            victim.persistent_call(reaching)(1.0)
-    assert evil.answered
-    assert all(value[0] == FAILED for value, _ in evil.answered)
-    assert not trap.exists()
+def test_an_exception_is_none_that_a_library_has(victim: Client, evil: EvilServer) -> None:
+    """Its class may run code when it is made, shown or dropped: a RemoteError has its name."""
+    for kind in (("json.decoder", "JSONDecodeError"), ("numpy.linalg", "LinAlgError")):
+        importlib.import_module(kind[0])
+        evil.reply = (FAILED, (*kind, "text", None, 0.0, "text", (), (), ())), ()
+        with pytest.raises(errors.RemoteError, match="text") as caught:
+            called(victim)
+        assert caught.value.type_name == ".".join(kind)
 
 
 # a client against our server ----------------------------------------------------------------------
@@ -247,7 +259,7 @@ def test_a_forged_message_of_a_client_ends_its_connection(
 ) -> None:
     """And nothing else: the server asks nothing of a reference."""
     with dial() as sock:
-        greet_server(sock, {}, None, None)
+        greet_server(sock, UNIX, {}, None, None)
         sock.sendall(framed(bytes(FORGED[case])))
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1 << 16) == b""
@@ -282,19 +294,50 @@ def test_a_stock_client_cannot_have_its_objects_used(live: LiveServer, trap: Pat
     assert not trap.exists()
 
 
+def peak_mib_of(server: LiveServer) -> int:
+    """The most memory that its worker has had."""
+    lines = Path(f"/proc/{server.worker_pid()}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
+
+
+def test_compressed_arrays_of_a_client_do_not_go_off(
+    start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5 MB that become 1.5 GB are refused before any of it is there; so are many at once."""
+    array = np.zeros(15 << 20, np.uint8)
+    small = memoryview(deflate(array.data))
+    monkeypatch.setattr(Compression, "packed", lambda self, data: small)
+    monkeypatch.setenv("JAXD_COMPRESS", "1")
+    monkeypatch.setattr(politeness, "_LONGEST_S", 0.1)  # nobody comes again
+    server = start_live("--budget-bytes", "256M")
+
+    def send(count: int) -> int | JaxdError:
+        try:
+            with connect(server.tcp, token=TOKEN) as client:
+                return int(client.persistent_call(lambda *xs: len(xs))(*[array] * count))
+        except JaxdError as error:
+            return error
+
+    assert send(1) == 1
+    before = peak_mib_of(server)
+    assert type(send(100)) is errors.LimitExceeded
+    assert peak_mib_of(server) - before < 50
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(send, [12] * 8))
+    assert all(one == 12 or type(one) is errors.Busy for one in found)
+    assert 12 in found
+    assert peak_mib_of(server) - before < 2 * 256 + 100  # what is held, and copies of it
+    assert send(2) == 2
+
+
 @pytest.mark.usefixtures("unharmed")
 def test_a_bomb_of_a_client_does_not_go_off(
     live: LiveServer, dial: Callable[[], socket.socket]
 ) -> None:
     """Our own clients do not compress, so nothing is inflated; of stock ones only so much is."""
-
-    def worker_mib() -> int:
-        lines = Path(f"/proc/{live.worker_pid()}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
-
-    before = worker_mib()
+    before = peak_mib_of(live)
     with dial() as sock:
-        greet_server(sock, {}, None, None)
+        greet_server(sock, UNIX, {}, None, None)
         try:
             sock.sendall(zlib_bomb())
             sock.shutdown(socket.SHUT_WR)
@@ -302,4 +345,4 @@ def test_a_bomb_of_a_client_does_not_go_off(
                 pass
         except OSError:
             pass  # it has hung up already
-    assert worker_mib() - before < 50
+    assert peak_mib_of(live) - before < 50

@@ -19,7 +19,7 @@ from jaxd import Client, connect, errors
 from jaxd.identity import Identity, Spec
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import Options
-from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.handshake import UNIX, greet_server
 from jaxd_protocol.wire.connection import encode_request
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.live_server import LiveServer
@@ -41,7 +41,7 @@ def bare_client(live: LiveServer) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(30)
         sock.connect(Address.parse(live.unix).path)
-        greet_server(sock, {}, None, None)
+        greet_server(sock, UNIX, {}, None, None)
         yield sock
 
 

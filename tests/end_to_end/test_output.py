@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -231,3 +233,24 @@ def test_nothing_is_lost_of_much_output(client: Client, capsys: pytest.CaptureFi
     client.persistent_call(much)(jnp.float32(0))
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["a" * 200_000, *map(str, range(1000))]
+
+
+@pytest.mark.own_server
+def test_a_file_that_never_ends_is_not_opened_for_a_warning(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    """Whatever file the server names, and however Python shows it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = (
+        "import sys, jaxd\n"
+        "@jaxd.persistent_call(static_argnums=1)\n"
+        "def f(x, path):\n"
+        "    import warnings\n"
+        "    warnings.warn_explicit('slow', UserWarning, path, 1)\n"
+        "    return x + 1\n"
+        "print(f(1.0, sys.argv[1]))\n"
+    )
+    done = live.run(program, str(fifo))
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert done.stderr == f"<{fifo}>:1: UserWarning: slow\n"

@@ -191,6 +191,35 @@ def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:
         assert flat == [True] * len(flat)
 
 
+MADE_THERE = """
+import equinox as eqx, optax
+from dataclasses import dataclass
+from typing import Any
+
+@persistent_call
+def make(key):
+    net = eqx.nn.MLP(3, 1, 4, 2, key=key)
+    params = eqx.filter(net, eqx.is_array)
+    return params, optax.adam(1e-3).init(params)
+
+net = eqx.nn.MLP(3, 1, 4, 2, key=jax.random.key(0))
+params, state = make(jax.random.key(0))
+facts["own"] = [type(params) is eqx.nn.MLP, type(state[0]) is optax.ScaleByAdamState,
+                type(state[0].mu) is eqx.nn.MLP]
+same = eqx.combine(params, eqx.filter(net, eqx.is_array, inverse=True))
+facts["works here"] = bool(jnp.allclose(same(x[0]), net(x[0])))
+"""
+
+
+@libraries("equinox", "optax")
+def test_objects_of_libraries_that_are_made_there_come_home(live: LiveServer) -> None:
+    """Although the client has not brought one of them."""
+    for _ in range(2):
+        facts = say(live, MADE_THERE)
+        assert facts["own"] == [True] * 3
+        assert facts["works here"]
+
+
 COUNTED = """
 from typing import NamedTuple
 
@@ -343,24 +372,28 @@ assert "jax" not in sys.modules
 
 FAILS = """
 class Refused(Exception):
-    pass
+    def __init__(self, text, code, shape):
+        super().__init__(text, code)
+        self.shape = shape
 
 @persistent_call
 def f(x):
-    raise Refused("no", 3)
+    raise ExceptionGroup("both", [Refused("no", 3, x.shape), KeyError("k")])
 
 try:
     f(x)
-except Refused as error:
-    facts["own"] = [type(error) is Refused, error.args]
+except ExceptionGroup as group:
+    error, key = group.exceptions
+    facts["own"] = [type(error) is Refused, error.args, error.shape == x.shape,
+                    type(key) is KeyError]
 """
 
 
 @pytest.mark.soak
 def test_an_exception_of_the_users_own_comes_home_as_itself(live: LiveServer) -> None:
-    """In each process, the second of which the server has not seen before."""
+    """With its attributes, in a group of several; in each process, also one that is new."""
     for _ in range(2):
-        assert say(live, FAILS)["own"] == [True, ["no", 3]]
+        assert say(live, FAILS)["own"] == [True, ["no", 3], True, True]
 
 
 def test_an_exception_that_is_not_loaded_imports_nothing(live: LiveServer, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_certificate_that_the_server_made_is_not_trusted_by_name(live: LiveSer
 def test_the_token_is_asked_for_inside(live: LiveServer) -> None:
     """Who knows the certificate may be anybody."""
     with pytest.raises(errors.AuthenticationFailed, match="wrong token"):
-        connect(live.tls, token="another")
+        connect(live.tls, token="another-token-for-tests-only")
 
 
 def test_tls_and_plain_text_are_not_taken_for_each_other(live: LiveServer) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ import pytest
 from jaxd import Client, connect, errors
 from jaxd_protocol import handshake
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.certificates import client_context
 from jaxd_protocol.peers import Peer, this_end
+from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice, wait_until
 from tests.live_server import TOKEN, LiveServer, source_environment
 
@@ -69,6 +74,90 @@ def refused(live: LiveServer, words: str) -> Iterator[None]:
     wait_until(lambda: count() > before)
 
 
+# silence ------------------------------------------------------------------------------------------
+
+PLACES = 64
+CLIENTS = 12
+
+
+def says(data: bytes) -> Callable[[str], socket.socket]:
+    """Connects, and says only that."""
+
+    def come(address: str) -> socket.socket:
+        sock = dial(address)
+        sock.sendall(data)
+        return sock
+
+    return come
+
+
+def only_tls(address: str) -> socket.socket:
+    """Connects, does TLS, and says nothing in it."""
+    line = TlsSocket(dial(address), client_context(pinned=True))
+    line.settimeout(30)
+    with suppress(EOFError, OSError):  # another one has its place already
+        line.do_handshake()
+    return line.raw
+
+
+@contextmanager
+def silent_crowd(address: str, come: Callable[[str], socket.socket]) -> Iterator[None]:
+    """All places are taken, and nine more are asked for each second, a thousand at most."""
+    over = threading.Event()
+    with ExitStack() as stack:
+        for _ in range(PLACES):
+            stack.enter_context(come(address))
+
+        def go_on() -> None:
+            for _ in range(1000):
+                if over.wait(1 / 9):
+                    return
+                with suppress(OSError):
+                    stack.enter_context(come(address))
+
+        thread = threading.Thread(target=go_on, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+SILENT = {
+    "tcp-nothing": ("tcp", says(b"")),
+    "tcp-magic": ("tcp", says(handshake.MAGIC)),
+    "tls-nothing": ("tls", says(b"")),
+    "tls-half-a-hello": ("tls", says(b"\x16\x03\x01\x02\x00\x01")),
+    "tls-no-more-than-tls": ("tls", only_tls),
+}
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[LiveServer]:
+    """A server of its own: so many refusals use up the lines that its log has for an address."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    server = LiveServer(directory)
+    yield server
+    assert server.close() == 0
+    shutil.rmtree(directory)
+
+
+@pytest.mark.own_server
+@pytest.mark.parametrize("name", SILENT)
+def test_silent_connections_do_not_shut_a_port(crowded: LiveServer, name: str) -> None:
+    """Clients that come from the same address all get in, one after the other and together."""
+    scheme, come = SILENT[name]
+    address = getattr(crowded, scheme)
+
+    def session(_: int) -> str:
+        with connect(address, token=TOKEN) as client:
+            return str(client.info()["session"])
+
+    with silent_crowd(address, come), ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(session, range(CLIENTS)))) == CLIENTS
+
+
 # tokens -------------------------------------------------------------------------------------------
 
 
@@ -78,10 +167,10 @@ def test_a_wrong_token(served: LiveServer) -> None:
         refused(served, "wrong token"),
         pytest.raises(errors.AuthenticationFailed, match="wrong token") as caught,
     ):
-        connect(served.tcp, token="another-token")
+        connect(served.tcp, token="another-token-for-tests-only")
     assert "jaxd token" in advice(caught.value)
     assert TOKEN not in "".join(served.raw)
-    assert "another-token" not in "".join(served.raw)
+    assert "another-token-for-tests-only" not in "".join(served.raw)
 
 
 def test_no_token(served: LiveServer, runtime: Path) -> None:
@@ -108,8 +197,11 @@ def test_a_server_that_does_not_hold_the_token(runtime: Path) -> None:
                 transcript = handshake.Transcript()
                 handshake.receive_message(sock, transcript)
                 greeting = this_end({}).to_message()
-                handshake.send_message(sock, {**greeting, "auth": "token"}, transcript)
-                handshake.receive_message(sock, transcript)
+                channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
+                asking = {**greeting, "channel": channel, "auth": "token"}
+                handshake.send_message(sock, asking, transcript)
+                for _ in ("what it wants", "its proof"):
+                    handshake.receive_message(sock, transcript)
                 welcome = {**greeting, "proof": "0" * 64, "session": "s", "slots": 1}
                 handshake.send_message(sock, {**welcome, "max_frame_bytes": 1 << 20}, transcript)
                 said.append(rest_of(sock))
@@ -130,9 +222,11 @@ def test_a_proof_cannot_be_used_again(served: LiveServer) -> None:
         with dial(served.tcp) as sock:
             said = handshake.Transcript()
             sock.sendall(handshake.MAGIC)
-            hello = {**this_end({}).to_message(), "session": None, "nonce": "0" * 32}
+            channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
+            hello = {**this_end({}).to_message(), "channel": channel, "nonce": "0" * 32}
             handshake.send_message(sock, hello, said)
             handshake.receive_message(sock, said)
+            handshake.send_message(sock, {"versions": {}}, said)
             proofs = proofs or [said.proof(TOKEN, "client")]
             handshake.send_message(sock, {"proof": proofs[0]}, said)
             answer = handshake.receive_message(sock, said)
@@ -213,7 +307,7 @@ def test_another_version(
         dial(served.unix if scheme == "unix" else served.tcp) as sock,
         pytest.raises(errors.VersionMismatch) as caught,
     ):
-        handshake.greet_server(sock, {}, TOKEN, None)
+        handshake.greet_server(sock, handshake.Channel("tcp", sock=sock), {}, TOKEN, None)
     monkeypatch.undo()
     assert hint in str(caught.value)
 
@@ -311,10 +405,12 @@ def test_two_users_do_not_share_a_session(served: LiveServer, client: Client) ->
     """Who comes over TCP with a token does not resume the session of a Unix client."""
     session = client.info()["session"]
     with dial(served.tcp) as sock:
-        welcome = handshake.greet_server(sock, {}, TOKEN, session)
+        welcome = handshake.greet_server(
+            sock, handshake.Channel("tcp", sock=sock), {}, TOKEN, session
+        )
     assert welcome["session"] != session
     with dial(served.unix) as sock:
-        welcome = handshake.greet_server(sock, {}, None, session)
+        welcome = handshake.greet_server(sock, handshake.UNIX, {}, None, session)
     assert welcome["session"] == session
 
 
@@ -322,7 +418,7 @@ def test_garbage_behind_the_handshake_leaves_a_line(served: LiveServer) -> None:
     """A client that was let in and then talks nonsense is dropped, and nobody else is."""
     before = sum(line["event"] == "connection_dropped" for line in list(served.lines))
     with dial(served.unix) as sock:
-        handshake.greet_server(sock, {}, None, None)
+        handshake.greet_server(sock, handshake.UNIX, {}, None, None)
         sock.sendall(GARBAGE["no brine"])
         rest_of(sock)
     served.wait_for("connection_dropped", before + 1)

@@ -29,6 +29,7 @@ from jaxd import Client, connect, errors
 from jaxd.control_client import ask
 from jaxd_protocol.accounts import add_account, remove_account
 from tests.end_to_end.gates import wait_until
+from tests.end_to_end.test_trust import CLIENTS, says, silent_crowd
 from tests.live_server import ROOT, LiveServer, source_environment
 from tests.server.staging import until
 
@@ -387,6 +388,35 @@ def _processes_of(uid: int) -> list[str]:
             if os.stat(f"/proc/{name}").st_uid == uid:
                 found.append(Path(f"/proc/{name}/cmdline").read_text())
     return found
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_silent_connections_do_not_shut_the_door(house: House, scheme: str) -> None:
+    """Who proves a token gets in, from the same address as well."""
+    address = getattr(house.server, scheme)
+    token = Path(house.tokens, "bob").read_text().strip()
+    with silent_crowd(address, says(b"")):
+        for _ in range(CLIENTS):
+            with connect(address, token=token) as client:
+                assert pid_of(client) == pid_of(house.bob)
+
+
+def test_a_token_that_was_rewritten_in_place_ends_its_worker(house: House) -> None:
+    """With the length and the time that its file had: the door looks at more than that."""
+    pid, alices = pid_of(house.bob), house.alice.info()
+    path = Path(house.tokens, "bob")
+    text, status = path.read_text(), path.stat()
+    try:
+        with path.open("r+") as file:
+            file.write(text.strip()[::-1])
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        house.server.wait_for("worker_exited", pid=pid)
+        with pytest.raises(errors.AuthenticationFailed):
+            house.bob.info()
+    finally:
+        path.write_text(text)
+    assert pid_of(house.bob) != pid
+    assert house.alice.info() == alices
 
 
 def test_a_revoked_account_loses_its_worker_at_once(house: House) -> None:

@@ -21,7 +21,7 @@ from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, function_key
 from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.handshake import UNIX, greet_server
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packing import Packed, pack_function
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
@@ -177,7 +177,7 @@ class Peer(BulkConnection):
 
     def __init__(self, shop: Shop, source: Source | None = None) -> None:
         sock = shop.raw()
-        self.welcome = greet_server(sock, {}, None, None)
+        self.welcome = greet_server(sock, UNIX, {}, None, None)
         tune_socket(sock)
         super().__init__(rpyc.VoidService(), BulkChannel(BulkStream(sock)), {})
         self.events: list[tuple[Any, ...]] = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,11 +34,6 @@ def open_accounts(folder: str) -> Callable[..., Accounts]:
     return lambda **options: Accounts(ServerOptions(**{"token_dir": folder, **options}))
 
 
-def old(path: str) -> None:
-    """Gives a file or folder a date at which nobody looks twice."""
-    os.utime(path, ns=(10**18, 10**18))
-
-
 def principals(accounts: Accounts) -> list[str]:
     """Who may come in now."""
     return [account.principal for account in accounts.now()]
@@ -53,10 +49,10 @@ def test_the_token_of_the_environment_has_no_name(
     open_accounts: Callable[..., Accounts], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside those that have."""
-    monkeypatch.setenv("JAXD_TOKEN", "t0ken")
+    monkeypatch.setenv("JAXD_TOKEN", "t0ken-for-tests-and-no-more")
     add_account("alice", folder)
     accounts = open_accounts()
-    assert accounts.now()[0] == Account.unnamed("t0ken")
+    assert accounts.now()[0] == Account.unnamed("t0ken-for-tests-and-no-more")
     assert principals(accounts) == ["token", "account:alice"]
     assert principals(open_accounts(token_dir="none")) == ["token"]
 
@@ -181,16 +177,13 @@ def test_a_file_is_read_again_only_when_it_is_another(
     assert principals(accounts) == ["account:alice"]
 
 
-def test_changes_are_seen_at_a_glance(open_accounts: Callable[..., Accounts], folder: str) -> None:
-    """A folder that is as it was is not read; one that was changed just now is, to be sure."""
+def test_changes_are_seen_at_once(open_accounts: Callable[..., Accounts], folder: str) -> None:
+    """And told once, to whoever asks whether there were any."""
     add_account("alice", folder)
     accounts = open_accounts()
-    assert accounts.have_changed()
-    assert accounts.have_changed()
-    old(folder)
     assert [accounts.have_changed() for _ in range(3)] == [True, False, False]
     remove_account("alice", folder)
-    assert accounts.have_changed()
+    assert [accounts.have_changed() for _ in range(2)] == [True, False]
 
 
 def test_what_a_handshake_has_found_is_news(
@@ -198,9 +191,75 @@ def test_what_a_handshake_has_found_is_news(
 ) -> None:
     """A file that is written over leaves its folder as it was."""
     path, _ = add_account("alice", folder)
-    old(folder)
     accounts = open_accounts()
     assert [accounts.have_changed() for _ in range(2)] == [True, False]
     Path(path).write_text("another")
     accounts.now()
     assert [accounts.have_changed() for _ in range(2)] == [True, False]
+
+
+def backdated(path: str, token: str) -> None:
+    """Rewrites a file in place, with the length and the time that it had."""
+    status = os.stat(path)
+    with open(path, "r+") as file:
+        file.write(token[::-1])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_file_that_was_rewritten_and_backdated_is_another(
+    open_accounts: Callable[..., Accounts], folder: str, runtime: Path
+) -> None:
+    """With a name or without: the system keeps a time that its owner cannot set."""
+    unnamed = str(runtime / "token")
+    made = {unnamed: write_token_file(unnamed)}
+    made.update([add_account("alice", folder)])
+    accounts = open_accounts(token_file=unnamed)
+    before = accounts.now()
+    for path, token in made.items():
+        backdated(path, token)
+    assert accounts.have_changed()
+    assert {account.token for account in accounts.now()} == {t[::-1] for t in made.values()}
+    assert not any(map(accounts.may_stay, before))
+
+
+def test_the_content_counts_where_nothing_else_has_changed(
+    runtime: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that says nothing of it: each file is read once a second."""
+    path, token = add_account("alice", folder)
+    now = [0.0]
+    accounts = Accounts(ServerOptions(token_dir=folder), lambda: now[0])
+    (alice,) = accounts.now()
+    state = os.stat(path)
+    monkeypatch.setattr("jaxd_protocol.accounts.file_state", lambda status: (state.st_ino,))
+    monkeypatch.setattr(module, "file_state", lambda status: (state.st_ino,))
+    now[0] = 1.0
+    accounts.have_changed()
+    backdated(path, token)
+    assert not accounts.have_changed()
+    assert accounts.may_stay(alice)
+    now[0] = 2.0
+    assert accounts.have_changed()
+    assert not accounts.may_stay(alice)
+
+
+def test_nobody_is_revoked_for_a_shortage_of_files(
+    open_accounts: Callable[..., Accounts], folder: str, runtime: Path
+) -> None:
+    """While none can be opened, those that are as they were count; one that is gone does not."""
+    unnamed = str(runtime / "token")
+    write_token_file(unnamed)
+    for name in ("alice", "bob"):
+        add_account(name, folder)
+    accounts = open_accounts(token_file=unnamed)
+    before = accounts.now()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        found = accounts._look(anew=True)
+        os.unlink(os.path.join(folder, "alice"))
+        left = accounts._look(anew=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == before
+    assert [account.principal for account in left] == ["token", "account:bob"]

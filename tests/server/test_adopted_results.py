@@ -28,7 +28,7 @@ class _Own:
     def __init__(self) -> None:
         self.found: list[Reference] = []
 
-    def getter(self, reference: Reference) -> Any:
+    def getter(self, reference: Reference, holders: Any, field: str) -> Any:
         self.found.append(reference)
         return lambda: None
 

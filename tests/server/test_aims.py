@@ -12,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.aims import find
+from jaxd.aims import Table
 from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.fingerprint import Listed, walk
+from jaxd_protocol.fingerprint.facts import Targets
 from jaxd_protocol.live import Live
-from jaxd_server.aims import Aims, stays_here
+from jaxd_protocol.trees import dump_literal
+from jaxd_server.aims import Aims, noting_arguments, stays_here
 
 held: list[Any] = []
 
@@ -25,87 +28,169 @@ class Box:
         """Is bound."""
         held.append(value)
 
+    def other(self, value: Any) -> None:
+        """Is bound, and given nowhere."""
+
 
 box = Box()
 
 
-def traced(scale: int) -> tuple[Callable[..., Any], ...]:
-    """Makes functions as traced code does."""
+def note(value: Any, *more: Any, **named: Any) -> None:
+    """Is given."""
+    held.append((value, more, named))
+
+
+made: list[Callable[..., Any]] = []
+
+
+def traced(x: Any, cb: Any = None) -> None:
+    """Gives what is in the table, and keeps what it makes in place, as it is made."""
     table = np.arange(3)
-    items = {"a": [scale, (1, "two")]}
+    items = {"a": [4, (1, "two")], "b": {1, 2}}
+    jax.debug.callback(box.put, x)
+    jax.debug.callback(note, x)
+    jax.debug.callback(cb.put, x)
 
     def inner(value: Any, more: int = 2, *, last: str = "l") -> Any:
-        return value * scale + more, table.tolist(), items, last
+        return value * 4 + more, table.tolist(), items, last
 
-    return inner, lambda value: inner(value)  # noqa: PLW0108  it holds the other
+    def tell(value: Any) -> Any:
+        return inner(value) if value > 0 else tell(-value)
 
+    def hold(value: Any) -> Any:
+        return x, value
 
-def gives(found: list[Any]) -> Any:
-    """Says `append`, as the code does that gives it to be called back."""
-    return found.append
-
-
-OBJECTS = [traced, box, held, gives]
-
-
-def there_and_back(function: Any, live: tuple[Any, ...] = ()) -> Any:
-    """What a client finds that reaches the same objects."""
-    aim, arrays = Aims("f", OBJECTS, live).at(function)
-    return find(_filled(aim, arrays), OBJECTS, live)
+    jax.debug.callback(inner, x)
+    jax.debug.callback(tell, x)
+    jax.debug.callback(hold, x)
+    made[:] = [inner, tell, hold]
 
 
-def _filled(aim: Any, arrays: list[Any]) -> Any:
-    """With the arrays, as they are put in on their way."""
-    if isinstance(aim, tuple):
-        return tuple(_filled(each, arrays) for each in aim)
-    if isinstance(aim, dict):
-        return {name: _filled(each, arrays) for name, each in aim.items()}
-    return arrays[aim.index] if type(aim).__name__ == "Slot" else aim
+def targets(function: Any = traced) -> Targets:
+    """As both ends find them."""
+    return walk(function, "f").reach.targets
 
 
-def test_what_the_function_reaches_has_a_number() -> None:
-    """As has a method of it, and one of a list."""
-    assert there_and_back(traced) is traced
-    there_and_back(box.put)(1)
-    there_and_back(held.append)(2)
-    assert held == [1, 2]
-    held.clear()
+def there_and_back(function: Any, listed: tuple[Any, ...] = (), arguments: Any = None) -> Any:
+    """What a client finds."""
+    aim, arrays = Aims("f", targets(), Listed(listed).entries).at(function)
+    dump_literal(aim)  # or it could not travel
+    return Table(targets(), listed, arguments).function_at(aim, arrays)
 
 
-def test_what_is_only_given_away_has_one_of_its_own() -> None:
-    """It comes as a stand-in, or as itself where its module travels as a file."""
-    alone: list[Any] = []
-    there_and_back(Live(0, ("append",)), (alone,))(1)
-    there_and_back(alone.append, (alone,))(2)
-    assert alone == [1, 2]
+def trace(x: Any = 1.0, function: Any = traced) -> None:
+    """Runs the function as jax does, but calls nothing back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.debug, "callback", lambda *_, **__: None)
+        function(x, box)
+
+
+def test_what_the_code_gives() -> None:
+    """As itself, as a method of the same object, and where a stand-in came."""
+    assert there_and_back(note) is note
+    assert there_and_back(box.put) == box.put
+    given = targets()
+    given.objects = [each._replace(number=5) for each in given.objects if each.names]
+    aim, _ = Aims("f", given).at(Live(5, ("put",)))
+    assert Table(given).function_at(aim, ()) == box.put
+
+
+def test_what_is_listed() -> None:
+    """Known by its stand-in, or by its name where it came by value."""
+    other = Box()
+    listed = (held.append, other.other, len)
+    assert there_and_back(Live(1, ("other",), True), listed) == other.other
+    assert there_and_back(Box().other, listed) == other.other
+    assert there_and_back(len, listed) is len
+    with pytest.raises(CallbackError, match="several of that name"):
+        there_and_back(Box().other, (other.other, Box().other))
+
+
+def test_an_argument_of_the_function() -> None:
+    """Found by what it was called with."""
+    found: list[Any] = []
+    given = targets()
+
+    def f(x: Any, cb: Any) -> None:
+        found.append(Aims("f", given).at(cb.put))
+
+    other = Box()
+    noting_arguments(f, given)(1, other)
+    ((aim, _),) = found
+    assert Table(given, (), ((1, other), {})).function_at(aim, ()) == other.put
+    with pytest.raises(CallbackError):  # of another object
+        noting_arguments(lambda x, cb: f(x, Box()), given)(1, other)
 
 
 def test_functions_that_traced_code_makes_are_made_again() -> None:
     """Of the same code, with what they hold: numbers, arrays, containers, each other."""
-    for function in traced(4):
-        made = there_and_back(function)
-        assert made is not function
-        assert made(2) == function(2) == (10, [0, 1, 2], {"a": [4, (1, "two")]}, "l")
-    partial = there_and_back(functools.partial(traced(4)[0], 1, last="x"))
-    assert partial(5) == (9, [0, 1, 2], {"a": [4, (1, "two")]}, "x")
+    trace()
+    for function in made[:2]:
+        again = there_and_back(function)
+        assert again is not function
+        assert again(2) == function(2) == (10, [0, 1, 2], {"a": [4, (1, "two")], "b": {1, 2}}, "l")
+    partial = there_and_back(functools.partial(made[0], 1, last="x"))
+    assert partial(5)[::3] == (9, "x")
 
 
 def test_a_tracer_cannot_leave() -> None:
     """Under `jax.jit` it is an error as well; this one says what to do."""
+    given = targets()
 
     def f(x: Any) -> Any:
-        function = traced(x)[0]
+        trace(x)
         with pytest.raises(CallbackError, match="Pass it as an argument"):
-            Aims("f", OBJECTS, ()).at(function)
+            Aims("f", given).at(made[2])
         return x
 
     jax.jit(f)(1.0)
 
 
-def test_a_function_of_unknown_origin_is_refused() -> None:
-    """Nobody could say which one of the client's it is."""
-    with pytest.raises(CallbackError, match=r"f gives test_a_.*<lambda> to jax.debug.callback"):
-        Aims("f", OBJECTS, ()).at(lambda value: value)
+def test_a_function_that_holds_no_data_is_refused() -> None:
+    """The client would not have it."""
+    trace(box.put)
+    with pytest.raises(CallbackError, match=r"holds a method, which is no data.*callbacks="):
+        Aims("f", targets()).at(made[2])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda value: value, box.other, trace, Live(9), functools.partial(trace, 1)]
+)
+def test_what_the_code_does_not_give_is_refused(function: Any) -> None:
+    """While it is traced, with what to do."""
+    with pytest.raises(CallbackError, match=r"f gives .* to jax.debug.callback .*callbacks="):
+        Aims("f", targets()).at(function)
+
+
+def test_of_two_closures_of_the_same_code_each_has_its_own() -> None:
+    """They are told apart by their cells."""
+    makers: list[Any] = []
+
+    def of(into: list[Any]) -> Any:
+        def f(x: Any) -> None:
+            def tell(value: Any) -> None:
+                into.append(value)
+
+            jax.debug.callback(tell, x)
+            makers.append(tell)
+
+        return f
+
+    lists: list[list[Any]] = [[], []]
+    one, two = map(of, lists)
+
+    def both(x: Any) -> None:
+        one(x)
+        two(x)
+
+    given = targets(both)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.debug, "callback", lambda *_: None)
+        both(1)
+    for number, function in enumerate(makers):
+        aim, _ = Aims("f", given).at(function)
+        Table(given).function_at(aim, ())(number)
+    assert lists == [[0], [1]]
 
 
 def test_what_stays_on_the_server() -> None:
@@ -123,3 +208,10 @@ def test_what_stays_on_the_server() -> None:
     assert not any(map(stays_here, go))
     assert not stays_here(pytest.importorskip("optax").adam)
     assert stays_here(operator.attrgetter("x")) is stays_here(operator.itemgetter(1))
+
+
+def test_what_stands_in_for_an_object_is_no_data() -> None:
+    """Though it has every attribute."""
+    trace(Live(0, (), True))
+    with pytest.raises(CallbackError, match="holds an object of the client's, which is no data"):
+        Aims("f", targets()).at(made[2])

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.errors import Busy, LimitExceeded
+from jaxd_server import budget as module
 from jaxd_server.budget import Budget, Share
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
@@ -229,3 +231,80 @@ def test_a_client_that_does_not_take_its_results_brings_no_more_calls() -> None:
     share.hold(-2)
     join([thread])
     assert came.is_set()
+
+
+# compressed data ----------------------------------------------------------------------------------
+
+
+def test_what_compressed_data_becomes_is_held_like_what_was_sent() -> None:
+    """Until its call ends."""
+    budget = Budget(100)
+    share = Share(budget, 4)
+    share.admit(10)
+    share.admit_strictly(80)
+    nbytes = share.begin()
+    assert (nbytes, budget.used) == (90, 90)
+    share.end(nbytes)
+    assert budget.used == 0
+
+
+def test_compressed_data_waits_for_room() -> None:
+    """As long as calls of its own connection are running."""
+    budget = Budget(100)
+    share = Share(budget, 4)
+    share.admit(60)
+    nbytes = share.begin()
+    reader = start(share.admit_strictly, 60)
+    until(lambda: waiting(budget.changed))
+    assert budget.used == 60
+    share.end(nbytes)
+    join([reader])
+    assert budget.used == 60
+
+
+def test_compressed_data_is_never_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many idle connections bring some: each is told to come again."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+    budget = Budget(100)
+    shares = [Share(budget, 4) for _ in range(9)]
+    for share in shares:
+        share.admit(1)  # what is sent is small
+    shares[0].admit_strictly(80)
+    for share in shares[1:]:
+        with pytest.raises(Busy):
+            share.admit_strictly(80)
+    assert budget.used == 89
+    with pytest.raises(LimitExceeded, match="--budget-bytes"):
+        shares[1].admit_strictly(101)
+
+
+def test_compressed_data_of_one_user_may_fill_what_is_free() -> None:
+    """Where it has nothing to wait for: its share counts while it has calls."""
+    budget = Budget(100, 0.5)
+    Share(budget, 4, "alice")
+    share = Share(budget, 4, "bob")
+    share.admit_strictly(80)
+    assert budget.used == 80
+
+
+def test_the_answer_to_a_parked_call_does_not_wait_behind_compressed_data() -> None:
+    """Its reader goes on at once."""
+    budget = Budget(100)
+    share = Share(budget, 4)
+    share.admit(60)
+    share.begin()
+    share.park()
+    with pytest.raises(Busy):
+        share.admit_strictly(60)
+
+
+def test_nobody_waits_for_a_connection_that_has_ended() -> None:
+    """Nothing is held for it."""
+    budget = Budget(100)
+    other, share = Share(budget, 4), Share(budget, 4)
+    other.admit(60)
+    reader = start(share.admit_strictly, 60)
+    until(lambda: waiting(budget.changed))
+    share.close()
+    join([reader])
+    assert budget.used == 60

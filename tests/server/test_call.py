@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.elsewhere import BLOCK, KEPT, VALUE, Row, pack_rows
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.compression import deflate
+from jaxd_protocol.elsewhere import BLOCK, KEPT, PACKED, VALUE, Row, pack_rows
+from jaxd_protocol.errors import Busy, JaxdError, ProtocolError
 from jaxd_server.call import Call, deliver_home
 from jaxd_server.marshal import parse_arguments
 from tests.server.builds import executable
@@ -88,3 +89,46 @@ def test_a_result_goes_home_whole() -> None:
     made = executable()
     (kind, skeleton, blob), buffers = deliver_home([], made)
     assert (kind, skeleton, blob, list(buffers)) == (0, made.form.skeleton, b"", [])
+
+
+# compressed data ----------------------------------------------------------------------------------
+
+LARGE: Any = np.zeros(50_000, np.float32)
+
+
+def packed(announced: int = LARGE.nbytes, inflated: int | JaxdError = LARGE.nbytes) -> Call:
+    """A call with one compressed array, which says that it becomes so many bytes."""
+    call = Source(np.sum).call((LARGE,))
+    call.buffers = [memoryview(deflate(call.buffers[0]))]
+    call.holdings = Desk().holdings
+    call.elsewhere = pack_rows([Row(0, PACKED, announced)])
+    call.inflated = inflated
+    return call
+
+
+def test_what_is_compressed_is_inflated() -> None:
+    """To what was announced, and there is room for."""
+    (found,) = given(packed())
+    assert np.array_equal(found, LARGE)
+
+
+@pytest.mark.parametrize("announced", [0, LARGE.nbytes - 1, LARGE.nbytes + 1])
+def test_what_is_longer_than_it_was_announced_is_not_inflated(announced: int) -> None:
+    """Nor what is shorter."""
+    with pytest.raises(ProtocolError, match="than was announced"):
+        given(packed(announced))
+
+
+def test_nothing_is_inflated_that_nobody_has_admitted() -> None:
+    """Each time that it is tried."""
+    for room in (0, LARGE.nbytes - 1):
+        call = packed(inflated=room)
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match="than was announced"):
+                given(call)
+
+
+def test_a_call_without_room_fails_when_its_turn_comes() -> None:
+    """With what it is to be told."""
+    with pytest.raises(Busy, match="no room"):
+        given(packed(inflated=Busy("no room.")))

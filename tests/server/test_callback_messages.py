@@ -11,14 +11,16 @@ from jaxd.arguments import encode_arguments
 from jaxd.results import ResultReader
 from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.statics import NO_STATICS
+from jaxd_protocol.trees import load_literal
 from jaxd_server.callback_messages import pack_callback, read_callback
-from jaxd_server.result_encoder import ResultEncoder, Slot
+from jaxd_server.result_encoder import ResultEncoder
+
+AIM = ("partial", ("given", 0), (("held", 0),), ())
 
 
 def arrived(*args: Any, held: tuple[Any, ...] = (), **kwargs: Any) -> Any:
     """What a client reads."""
-    aim = ("made", *(Slot(number, each) for number, each in enumerate(held)))
-    (skeleton, blob), buffers = pack_callback(aim, held, args, kwargs)
+    (skeleton, blob), buffers = pack_callback(AIM, held, args, kwargs)
     return ResultReader({}).read(skeleton, blob, buffers, "auto")
 
 
@@ -26,10 +28,10 @@ def test_arguments_arrive_as_they_are() -> None:
     """Arrays of any size, text, and what the function itself holds."""
     large = np.arange(100_000, dtype=np.float64)
     tree = {"w": jnp.ones((2, 3), jnp.bfloat16), "name": "x"}
-    aim, args, kwargs = arrived(tree, np.float32(2), 7, key=jax.random.key(1), held=(large,))
-    assert aim[0] == "made"
-    assert aim[1].dtype == np.float64
-    np.testing.assert_array_equal(aim[1], large)
+    aim, held, args, kwargs = arrived(tree, np.float32(2), 7, key=jax.random.key(1), held=(large,))
+    assert load_literal(aim, 0) == (AIM, len(aim))
+    assert held[0].dtype == np.float64
+    np.testing.assert_array_equal(held[0], large)
     assert (args[0]["w"].dtype, args[0]["name"], float(args[1]), args[2]) == (
         jnp.bfloat16,
         "x",
@@ -48,6 +50,13 @@ def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResultEncoder, "node", refuse)
     with pytest.raises(CallbackError, match=r"given something that cannot travel: it has no form"):
         arrived(1)
+
+
+@pytest.mark.parametrize("argument", [len, [print], {"k": jnp.float32}], ids=["one", "in", "class"])
+def test_a_function_is_no_argument(argument: Any) -> None:
+    """The client would refuse it."""
+    with pytest.raises(CallbackError, match="given a function as an argument"):
+        arrived(argument)
 
 
 def test_results_are_read_as_arguments_are() -> None:

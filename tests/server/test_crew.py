@@ -29,7 +29,7 @@ from jaxd_protocol.errors import (
     NoServer,
     ServerStartFailed,
 )
-from jaxd_protocol.handshake import greet_server
+from jaxd_protocol.handshake import UNIX, Channel, greet_server
 from jaxd_server import supervisor
 from jaxd_server.clearing import Clearing
 from jaxd_server.crew import Crew
@@ -77,7 +77,8 @@ class House(NamedTuple):
         else:
             sock = socket.create_connection(self.tcp, PATIENCE_S)
         try:
-            return sock, greet_server(sock, {}, self.tokens.get(name or ""), None)
+            channel = UNIX if name is None else Channel("tcp", sock=sock)
+            return sock, greet_server(sock, channel, {}, self.tokens.get(name or ""), None)
         except BaseException:
             sock.close()
             raise

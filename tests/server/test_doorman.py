@@ -9,29 +9,39 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol import tcp_owners
 from jaxd_protocol.accounts import Account
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.certificates import client_context, server_context
+from jaxd_protocol.certificates import (
+    certificate_of,
+    client_context,
+    fingerprint_of,
+    server_context,
+)
 from jaxd_protocol.errors import AuthenticationFailed, Busy, ProtocolError, VersionMismatch
 from jaxd_protocol.handshake import (
     MAGIC,
+    Channel,
     Transcript,
     finish_greeting,
     greet_server,
     receive_message,
     send_message,
 )
-from jaxd_protocol.peers import this_end
+from jaxd_protocol.peers import peer_uid, this_end
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server import doorman as module
-from jaxd_server.doorman import Admitted, Doorman, peer_uid
+from jaxd_server import strangers
+from jaxd_server.doorman import Admitted, Doorman, Tls
 from tests.certificates import authority
-from tests.server.staging import PATIENCE_S
+from tests.server.staging import PATIENCE_S, join, start, until
 
 UNIX = Address.unix("/run/jaxd/s.sock")
 TCP = Address.tcp("127.0.0.1", 1)
 TLS = Address.tls("127.0.0.1", 1)
 TOKEN = "the token"
+CERTIFICATE = fingerprint_of(certificate_of(authority().certificate))
+OVER_TLS = Channel("tls", CERTIFICATE)
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -62,7 +72,7 @@ def doorman(
 ) -> Doorman:
     """One for that address."""
     own = os.getuid() if uid is None else uid
-    return Doorman(address, lambda: accounts(token), own, stock, {"jax": "1"})
+    return Doorman(address, lambda: accounts(token), own, stock)
 
 
 def accounts(token: str | None) -> list[Account]:
@@ -100,9 +110,16 @@ class Meeting:
         return admitted
 
 
+def plain(sock: socket.socket, *, insecure: bool = True) -> Channel:
+    """What a client knows of a connection without TLS."""
+    if sock.family == socket.AF_UNIX:
+        return Channel("unix")
+    return Channel("tcp", sock=sock, insecure=insecure)
+
+
 def with_token(token: str | None) -> Callable[[socket.socket], Any]:
     """Our own client."""
-    return lambda sock: greet_server(sock, {"numpy": "2"}, token, "resumed")
+    return lambda sock: greet_server(sock, plain(sock), {"numpy": "2"}, token, "resumed")
 
 
 def saying(data: bytes, *, leave: bool = True) -> Callable[[socket.socket], Any]:
@@ -167,7 +184,7 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, as somebody of their own: nobody else's session or values are theirs."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    keeper = Doorman(UNIX, list, 1234, False, {"jax": "1"}, guests=[99, 4321])
+    keeper = Doorman(UNIX, list, 1234, False, guests=[99, 4321])
     meeting = Meeting(unix, keeper, with_token(None))
     assert meeting.server.principal == "uid:4321"
 
@@ -193,6 +210,16 @@ def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could do everything without us."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 0)
     assert Meeting(unix, doorman(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+
+
+def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
+    unix: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder, which others can enter, is no lock."""
+    monkeypatch.setattr(module, "peer_uid", lambda sock: None)
+    keeper = Doorman(UNIX, list, os.getuid(), False, guests=[4321])
+    meeting = Meeting(unix, keeper, with_token(None))
+    assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
 
 
 # does it hold the token? --------------------------------------------------------------------------
@@ -260,10 +287,32 @@ def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert come(TOKEN).client["session"] == "s"
 
 
+def test_users_of_this_machine_are_counted_apart(owner: Callable[[int | None], None]) -> None:
+    """Wrong tokens of another user keep nobody else waiting."""
+    keeper = Doorman(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=True)
+
+    def come(token: str) -> Meeting:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            with client, listener.accept()[0] as accepted:
+                return Meeting(
+                    (client, accepted),
+                    keeper,
+                    lambda sock: greet_server(sock, plain(sock, insecure=True), {}, token, None),
+                )
+
+    owner(4321)
+    for _ in range(20):
+        come("wrong")
+    assert type(come(TOKEN).client) is Busy
+    owner(os.getuid())
+    assert come(TOKEN).client["session"] == "s"
+
+
 def test_accounts_come_and_go_while_the_server_runs(tcp: Pair) -> None:
     """They are asked for when somebody comes."""
     known = [Account.named("alice", "a"), Account.named("bob", "b")]
-    keeper = Doorman(TCP, lambda: known, os.getuid(), False, {})
+    keeper = Doorman(TCP, lambda: known, os.getuid(), False)
     assert Meeting(tcp, keeper, with_token("b")).server.principal == "account:bob"
     del known[1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -285,6 +334,60 @@ def test_strangers_take_no_memory(tcp: Pair) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 10
     finally:
         tracemalloc.stop()
+
+
+# does the connection lead straight to it? ---------------------------------------------------------
+
+
+@pytest.fixture
+def owner(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Sets whom the kernel says the other end of a TCP connection belongs to."""
+
+    def set_it(uid: int | None) -> None:
+        monkeypatch.setattr(tcp_owners, "owner_of_peer", lambda sock: uid)
+
+    return set_it
+
+
+@pytest.mark.parametrize("uid", [4321, None])
+def test_another_users_end_of_the_connection(
+    tcp: Pair, owner: Callable[[int | None], None], uid: int | None
+) -> None:
+    """Or one of which nobody knows: refused, and not counted as a wrong token."""
+    owner(uid)
+    keeper = doorman(TCP, TOKEN)
+    meeting = Meeting(tcp, keeper, with_token(TOKEN))
+    assert isinstance(meeting.server, ProtocolError)
+    assert type(meeting.client) is AuthenticationFailed
+    for words in ("tls://", "ssh://", "?insecure=1", "--insecure-plaintext"):
+        assert words in str(meeting.client)
+    assert keeper._failures.wait_s("127.0.0.1") == 0.0
+    assert keeper._failures._level("127.0.0.1").height == 0.0
+
+
+@pytest.mark.parametrize(("client", "server"), [(True, True), (True, False), (False, True)])
+def test_both_ends_have_to_accept_that_somebody_may_stand_in_between(
+    tcp: Pair, owner: Callable[[int | None], None], client: bool, server: bool
+) -> None:
+    """Each in words of its own; the token is asked for all the same."""
+    owner(None)
+    keeper = Doorman(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=server)
+    said = Meeting(
+        tcp,
+        keeper,
+        lambda sock: greet_server(sock, plain(sock, insecure=client), {}, TOKEN, None),
+    )
+    assert isinstance(said.server, Admitted) is (client and server)
+
+
+def test_another_certificate_than_the_servers_own(tcp: Pair) -> None:
+    """Whoever has shown it ends TLS in between, and can read and change all."""
+    shown = Channel("tls", "ab" * 32)
+    meeting = Meeting(
+        tcp, secured(), over_tls(lambda line: greet_server(line, shown, {}, TOKEN, None))
+    )
+    assert isinstance(meeting.server, ProtocolError)
+    assert "another certificate" in str(meeting.client)
 
 
 # does it speak our language? ----------------------------------------------------------------------
@@ -397,20 +500,41 @@ def test_a_trickling_peer_is_not_waited_for(tcp: Pair, monkeypatch: pytest.Monke
     thread.join(PATIENCE_S)
 
 
-def test_no_more_than_so_many_shake_hands_at_once(
+def test_a_silent_peer_is_waited_for_two_seconds(
     tcp: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a token is asked for; each that leaves makes room for another."""
-    monkeypatch.setattr(module, "MAX_STRANGERS", 1)
+    """And then told to come again, in case that it is one of ours on a busy machine."""
+    monkeypatch.setattr(module, "FIRST_BYTES_S", 0.05)
+
+    def late(sock: socket.socket) -> Any:
+        assert sock.recv(1, socket.MSG_PEEK)
+        return greet_server(sock, plain(sock), {}, TOKEN, None)
+
+    meeting = Meeting(tcp, doorman(TCP, TOKEN), late)
+    assert isinstance(meeting.server, TimeoutError)
+    assert type(meeting.client) is Busy
+
+
+def test_a_silent_peer_gives_its_place_to_one_that_speaks(
+    tcp: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when both come from the same address; it is told so."""
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 1)
     keeper = doorman(TCP, TOKEN)
-    with keeper._room_for_one(), pytest.raises(ProtocolError, match="Try again later"):
-        keeper.admit(tcp[1])
-    assert Meeting(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        with silent, listener.accept()[0] as accepted:
+            waiting = start(pytest.raises, Busy, keeper.admit, accepted)
+            until(lambda: keeper._strangers._here)
+            assert Meeting(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
+            join([waiting])
+            with pytest.raises(Busy):
+                greet_server(silent, plain(silent), {}, TOKEN, None)
 
 
 def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are all the same user's."""
-    monkeypatch.setattr(module, "MAX_STRANGERS", 0)
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 0)
     assert Meeting(unix, doorman(UNIX), with_token(None)).client["session"] == "s"
 
 
@@ -419,8 +543,8 @@ def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.M
 
 def secured(token: str | None = TOKEN, *, stock: bool = False) -> Doorman:
     """One for TLS."""
-    tls = server_context(*authority())
-    return Doorman(TLS, lambda: accounts(token), os.getuid(), stock, {"jax": "1"}, tls=tls)
+    tls = Tls(server_context(*authority()), CERTIFICATE)
+    return Doorman(TLS, lambda: accounts(token), os.getuid(), stock, tls=tls)
 
 
 def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
@@ -440,7 +564,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
     versions = {"numpy": "2"}
 
     def client(line: TlsSocket) -> Any:
-        return greet_server(line, versions, TOKEN, None)
+        return greet_server(line, OVER_TLS, versions, TOKEN, None)
 
     keeper = secured()
 
@@ -450,7 +574,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
             finish_greeting(admitted.line, {}, admitted.proof, {"session": "s"})
             return admitted
 
-    meeting = Meeting(tcp, Finishing(TLS, list, 0, False, {}), over_tls(client))
+    meeting = Meeting(tcp, Finishing(TLS, list, 0, False), over_tls(client))
     assert isinstance(meeting.server.line, TlsSocket)
     assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
@@ -460,7 +584,9 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
 def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
     """Encryption says nothing about who speaks; loopback does not matter either."""
     meeting = Meeting(
-        tcp, secured(stock=stock), over_tls(lambda line: greet_server(line, {}, "x", None))
+        tcp,
+        secured(stock=stock),
+        over_tls(lambda line: greet_server(line, OVER_TLS, {}, "x", None)),
     )
     assert isinstance(meeting.server, AuthenticationFailed)
     assert isinstance(meeting.client, AuthenticationFailed)
@@ -468,14 +594,16 @@ def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
 
 def test_without_a_token_nobody_comes_over_tls(tcp: Pair) -> None:
     """Also when somebody forgot to look at the start."""
-    meeting = Meeting(tcp, secured(None), over_tls(lambda line: greet_server(line, {}, None, None)))
+    meeting = Meeting(
+        tcp, secured(None), over_tls(lambda line: greet_server(line, OVER_TLS, {}, None, None))
+    )
     assert isinstance(meeting.server, AuthenticationFailed)
     assert isinstance(meeting.client, Exception)
 
 
 def test_a_client_without_tls_is_told(tcp: Pair) -> None:
     """In plain text, which is what it understands; nothing else is said to it."""
-    meeting = Meeting(tcp, secured(), lambda sock: greet_server(sock, {}, TOKEN, None))
+    meeting = Meeting(tcp, secured(), lambda sock: greet_server(sock, plain(sock), {}, TOKEN, None))
     assert "tls://" in str(meeting.client)
     assert isinstance(meeting.client, AuthenticationFailed)
 

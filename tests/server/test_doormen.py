@@ -30,7 +30,7 @@ def test_the_token_guards_tcp_and_not_the_unix_socket(
         with jaxd.connect(address, token=given) as client:
             assert client.statistics().connections == 1
     with pytest.raises(AuthenticationFailed):
-        jaxd.connect(shop.tcp, token="wrong").statistics()
+        jaxd.connect(shop.tcp, token="wrong-token-for-tests-only").statistics()
 
 
 def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
@@ -38,7 +38,7 @@ def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
     path = str(runtime / "token")
     write_token_file(path)
     options = ServerOptions(token_file=path, token_dir="none")
-    doormen = Doormen(options, Accounts(options), {})
+    doormen = Doormen(options, Accounts(options))
 
     def come(port: int) -> object:
         keeper = doormen.at(Address.tcp("127.0.0.1", port))
@@ -60,8 +60,19 @@ def test_the_options_say_who_else_may_come(
     """Over a Unix socket another user, where the server was told so."""
     monkeypatch.setattr(doorman, "peer_uid", lambda sock: 4321)
     options = ServerOptions(allow_uids=guests, token_dir="none")
-    keeper = Doormen(options, Accounts(options), {}).at(Address.unix(f"{runtime}/s.sock"))
+    keeper = Doormen(options, Accounts(options)).at(Address.unix(f"{runtime}/s.sock"))
     client, accepted = socket.socketpair()
     with client, accepted:
         came = Meeting((client, accepted), keeper, with_token(None)).server
     assert isinstance(came, Admitted if guests else AuthenticationFailed)
+
+
+def test_an_open_loopback_is_reached_by_those_who_say_so(
+    runtime: Path, open_shop: Callable[..., Shop]
+) -> None:
+    """As it asks for no proof, the address has to say that none is expected."""
+    shop = open_shop(allow_unauthenticated_loopback=True, token_dir="none")
+    with jaxd.connect(f"{shop.tcp}?insecure=1") as client:
+        assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed, match=r"no proof.*\?insecure=1"):
+        jaxd.connect(shop.tcp)

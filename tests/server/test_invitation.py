@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_token_and_certificate_are_made_once(runtime: Path) -> None:
 
 def test_what_is_given_is_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the environment, a certificate of one's own."""
-    monkeypatch.setenv("JAXD_TOKEN", "a-secret")
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
     certificate, key = signed()
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
     assert (options.token_file, options.tls_cert, options.tls_key) == (None, certificate, key)
@@ -80,7 +81,7 @@ def test_a_certificate_of_ones_own_is_checked_by_name(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So there is no fingerprint; and a token of the environment is not printed."""
-    monkeypatch.setenv("JAXD_TOKEN", "a-secret")
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
     certificate, key = signed()
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
     with socket.socket() as sock:
@@ -97,3 +98,37 @@ def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> 
     with socket.socket() as sock:
         (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
     assert line.endswith(" JAXD_TOKEN_FILE=…")
+
+
+def line_of(options: ServerOptions, address: Address) -> list[str]:
+    """What is printed for one listener."""
+    with socket.socket() as sock:
+        return invitations(options, [Listener(address, sock)])
+
+
+def test_the_line_of_a_server_that_anybody_could_answer_for_says_so(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `?insecure=1` no client would speak with it; one with a token needs no such words."""
+    beyond, near = Address.tcp("0.0.0.0", 99), Address.tcp("127.0.0.1", 99)
+    opened = ServerOptions(allow_unauthenticated_loopback=True)
+    assert line_of(opened, near) == ["export JAXD_SERVER='tcp://127.0.0.1:99?insecure=1'"]
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
+    assert line_of(opened, near) == []
+    private = ServerOptions(insecure_plaintext=True, advertise="gpu-host")
+    assert line_of(private, beyond) == [
+        "export JAXD_SERVER='tcp://gpu-host:99?insecure=1' JAXD_TOKEN=…"
+    ]
+
+
+def test_the_line_for_other_users_names_whose_server_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else their clients would take it for a stranger's; root's is trusted as it is."""
+    shared = ServerOptions(allow_uids=(1000,))
+    place = Address.unix("/run/jaxd/s.sock")
+    monkeypatch.setattr(os, "getuid", lambda: 999)
+    assert line_of(shared, place) == ["export JAXD_SERVER='unix:///run/jaxd/s.sock?uid=999'"]
+    assert line_of(ServerOptions(), place) == []
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert line_of(shared, place) == []

@@ -10,6 +10,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.fingerprint import walk
 from jaxd_server import jax_callbacks, turns
 from jaxd_server.aims import Aims
 from jaxd_server.jax_callbacks import aiming, calling_nobody, have_clients_called_back
@@ -43,6 +44,14 @@ def own(value: Any) -> None:
     raise AssertionError
 
 
+def gives(x: Any) -> None:
+    """Gives it to be called back, so that a client lets it be called."""
+    jax.debug.callback(own, x)
+
+
+TARGETS = walk(gives, "gives").reach.targets
+
+
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The call whose turn it is, of a client; jax is as it was afterwards."""
@@ -57,7 +66,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
 
 def run(function: Any, x: Any = X) -> Any:
     """Traces it for its client, and runs it."""
-    with aiming(Aims("f", [own], [])):
+    with aiming(Aims("f", TARGETS)):
         compiled = jax.jit(function).lower(x).compile()
     result = compiled(x)
     jax.effects_barrier()
@@ -74,7 +83,7 @@ def test_debug_callbacks_call_the_client(running: Call) -> None:
     run(f)
     ((aim, args, kwargs, wants),) = running.source.called
     assert (aim, float(args[0]), args[1], float(kwargs["more"])) == (
-        ("object", 0),
+        ("given", 0),
         3.0,
         "text",
         6.0,
@@ -121,7 +130,7 @@ def test_what_stays_here_is_called_here(running: Call, capsys: pytest.CaptureFix
 
 def test_a_search_calls_nobody(running: Call) -> None:
     """What has been called already is passed over; a value cannot be."""
-    with calling_nobody(), aiming(Aims("f", [own], [])):
+    with calling_nobody(), aiming(Aims("f", TARGETS)):
         jax.debug.callback(own, X)
         with pytest.raises(CallbackError, match="not asked for twice"):
             io_callback(own, SCALAR, X)
@@ -133,5 +142,5 @@ def test_while_tracing_there_is_nobody_to_be_called(
 ) -> None:
     """No program runs; the message says what to do."""
     monkeypatch.setattr(turns, "_running", [])
-    with aiming(Aims("f", [own], [])), pytest.raises(CallbackError, match="Pass it values"):
+    with aiming(Aims("f", TARGETS)), pytest.raises(CallbackError, match="Pass it values"):
         jax.debug.callback(own, X)

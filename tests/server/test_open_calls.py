@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxd import politeness
 from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_server.call import Call
 from jaxd_server.open_calls import OpenCall, OpenCalls, Terms, in_lane, in_phase
 from jaxd_server.replies import Reply
 from tests.server.in_process import Shop
-from tests.server.staging import PATIENCE_S, until
+from tests.server.staging import PATIENCE_S, join, start, until
 from tests.server.test_connection import _pass, make_gate
 
 # An interrupt may arrive in one of jax's finalizers, which says so; then it is sent again.
@@ -314,13 +315,16 @@ def test_clients_come_again_to_a_server_that_is_busy(open_shop: Any) -> None:
     until(lambda: settled(shop) and shop.parts.status.now()["held_calls"] == 0)
 
 
-def test_a_client_too_many_is_told_so(open_shop: Any) -> None:
-    """When one has gone, it may come."""
+def test_a_client_too_many_is_told_so(open_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one has gone, it comes in: it asks again by itself, but not for ever."""
     shop = open_shop(max_connections=1)
     first = shop.client()
     first.statistics()
-    with pytest.raises(Busy, match="--max-connections"):
-        shop.client().statistics()
+    with monkeypatch.context() as hasty:
+        hasty.setattr(politeness, "_LONGEST_S", 0.1)
+        with pytest.raises(Busy, match="--max-connections"):
+            shop.client().statistics()
+    waiting = start(lambda: shop.client().statistics())
     first.close()
-    until(lambda: not shop.parts.status.now()["connections"])
-    shop.client().statistics()
+    join([waiting])
+    until(lambda: shop.parts.status.now()["connections"])

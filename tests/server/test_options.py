@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.paths import LocalServerFiles
 from jaxd_server.options import GIB, ServerOptions
+
+SECRET = "s3cret-for-tests-and-no-more"
 
 
 def test_the_default_is_the_local_socket_of_this_environment(runtime: Path) -> None:
@@ -53,9 +56,9 @@ def test_an_unknown_option_is_refused() -> None:
 def test_the_token_comes_from_the_file(tmp_path: Path) -> None:
     """White space around it does not count."""
     file = tmp_path / "token"
-    file.write_text("s3cret\n")
+    file.write_text(f"{SECRET}\n")
     file.chmod(0o600)
-    assert ServerOptions(token_file=str(file)).read_token() == "s3cret"
+    assert ServerOptions(token_file=str(file)).read_token() == SECRET
 
 
 def test_without_a_file_the_token_comes_from_the_environment(
@@ -63,5 +66,19 @@ def test_without_a_file_the_token_comes_from_the_environment(
 ) -> None:
     """A container can be given the token in a variable, or none at all."""
     assert ServerOptions().read_token() is None
-    monkeypatch.setenv("JAXD_TOKEN", " s3cret ")
-    assert ServerOptions().read_token() == "s3cret"
+    monkeypatch.setenv("JAXD_TOKEN", f" {SECRET} ")
+    assert ServerOptions().read_token() == SECRET
+
+
+def test_a_token_that_can_be_guessed_starts_no_server(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment as of a file."""
+    monkeypatch.setenv("JAXD_TOKEN", "s3cret")
+    with pytest.raises(ConfigurationError, match="jaxd token"):
+        ServerOptions().read_token()
+    file = runtime / "token"
+    file.touch(mode=0o600)
+    file.write_text("s3cret")
+    with pytest.raises(ConfigurationError, match="jaxd token"):
+        ServerOptions(token_file=str(file)).read_token()

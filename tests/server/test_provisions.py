@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import jax
+import pytest
 
-from jaxd_server import provisions
+from jaxd_protocol.packing.doors import Doors
+from jaxd_server import jax_disk_cache, provisions
 from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit
+from jaxd_server.functions import permit_all
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.options import ServerOptions
-
-if TYPE_CHECKING:
-    import pytest
 
 DEFAULTS = ServerOptions(listen=())
 
@@ -51,3 +53,29 @@ def test_there_is_a_second_process_only_beside_a_cpu(monkeypatch: pytest.MonkeyP
 def test_without_a_folder_there_is_no_shelf() -> None:
     """Nothing is kept."""
     assert provisions.shelf(replace(DEFAULTS, cache_dir="none"), ImportedPackages()) is None
+
+
+def test_a_server_of_programs_runs_none_that_another_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes code looks at none, and one with other native code not as this one does."""
+    monkeypatch.setattr(jax_disk_cache, "install", lambda *_: None)  # of this process
+    here = replace(DEFAULTS, cache_dir=str(tmp_path))
+    strict = replace(here, accept="exported")
+    others = (here, strict, replace(strict, allow_targets=("theirs",)))
+    shelves = [provisions.shelf(options, ImportedPackages()) for options in others]
+    folders = {shelf.store.folder for shelf in shelves if shelf is not None}
+    assert len(folders) == 3
+
+
+def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log of a server that was told to call native code of others."""
+    pytest.importorskip("flatbuffers")
+    said: list[Any] = []
+    monkeypatch.setattr(
+        provisions, "log_event", lambda event, **fields: said.append((event, fields))
+    )
+    monkeypatch.setattr(provisions, "doors", Doors())
+    provisions.receiving(replace(DEFAULTS, accept="exported", allow_targets=("theirs",)))
+    assert said == [("native_code_unchecked", {"level": logging.WARNING, "target": "theirs"})]
+    assert provisions.permitting(DEFAULTS) is permit_all

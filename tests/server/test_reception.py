@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jaxd
-from jaxd_protocol.handshake import MAGIC
+from jaxd_protocol.handshake import MAGIC, UNIX, greet_server
 from jaxd_server import reception as module
 from jaxd_server.allowance import Allowance
 from tests.server.in_process import Shop
@@ -144,7 +144,7 @@ def test_the_last_files_are_kept_for_those_who_are_here(
 def test_a_process_that_may_have_no_more_threads_goes_on_later(
     shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who came is sent away, and may come again; the listener is not given up."""
+    """Who came is told to come again; the listener is not given up."""
     endpoint = shop.endpoints[0]
     shop.client().statistics()
     accept = endpoint._accept_method
@@ -155,7 +155,7 @@ def test_a_process_that_may_have_no_more_threads_goes_on_later(
 
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(endpoint, "_accept_method", fail)
-    with shop.raw() as sock:
-        assert sock.recv(1) == b""
+    with shop.raw() as sock, pytest.raises(jaxd.errors.Busy):
+        greet_server(sock, UNIX, {}, None, None)
     assert shop.client().statistics().connections == 2
     assert [event for event, _ in log] == ["cannot_serve"]

@@ -51,7 +51,8 @@ def helper(x: Any) -> Any:
 
 
 def reaches(x: Any) -> Any:
-    return MODEL, helper, Color, Config, Model, getattr(MODEL, x)
+    own = MODEL, helper, Color, Config, Model, MODEL.apply, Model.build
+    return own, jax.nn.relu, jnp.float32, np.float32, int, optax, optax.sgd, getattr(MODEL, x)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -87,7 +88,9 @@ def home(static: Any, packages: Any = ("optax",)) -> Any:
     fingerprint = walked.fingerprint.digest
     homes.add(fingerprint, walked.reach.numbered)
     reach = walked.reach
-    own = OwnObjects("reaches", mark_of(fingerprint), reach.numbered, packages, reach.objects)
+    own = OwnObjects(
+        "reaches", mark_of(fingerprint), reach.numbered, packages, reach.objects, reach.installed
+    )
     form, blob, _ = packed(carrying(static))
     return ResultReader(MET, own).read(form.skeleton, blob, (), "numpy").static
 
@@ -158,10 +161,10 @@ def test_what_the_client_cannot_have_is_a_token(static: Any) -> None:
     assert "from a result of reaches" in repr(first)
 
 
-def test_an_installed_object_of_a_package_that_is_not_dealt_with() -> None:
-    """Is a token too: the client's function has never heard of it."""
+def test_an_installed_callable_that_the_function_does_not_name() -> None:
+    """Is a token too, also where it is of a package that the function uses."""
     assert home(optax.sgd) is optax.sgd
-    assert type(home(optax.sgd, packages=())) is RemoteObject
+    assert type(home(optax.adam)) is RemoteObject
     assert type(home(threading.Thread)) is RemoteObject
 
 

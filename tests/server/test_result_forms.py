@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxd.own_objects import OwnObjects
 from jaxd.results import RemoteObject, ResultReader, ResultsAs
-from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.keepsakes import recall
 from jaxd_protocol.packing.table import ClassId, server_table
@@ -150,8 +151,12 @@ def test_ordered_dicts_keep_their_order() -> None:
 
 
 def test_default_dicts_come_home_with_what_makes_their_values() -> None:
-    """A class or function of the client's own."""
-    result = home(run(defaultdict(list, a=1.0)))
+    """A class or function that the client's own function or arguments have; no other."""
+    form, blob, buffers = packed(run(defaultdict(list, a=1.0)))
+    with pytest.raises(ResultError, match="cannot be made here"):
+        ResultReader(CLASSES).read(form.skeleton, blob, buffers, "numpy")
+    reader = ResultReader(CLASSES, OwnObjects(installed=[list]))
+    result = reader.read(form.skeleton, blob, buffers, "numpy")
     assert type(result) is defaultdict
     assert result.default_factory is list
     assert float(result["a"]) == 1.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -160,3 +161,15 @@ def test_a_named_token_does_as_well(runtime: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(ConfigurationError, match="chmod 700"):
         check_trust(options)
+
+
+def test_other_users_are_let_in_only_where_the_system_tells_who_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else everybody would come in."""
+    shared = ServerOptions(allow_uids=(1000,))
+    check_trust(shared)
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    with pytest.raises(ConfigurationError, match=r"--allow-uid.*jaxd token --name.*tls://"):
+        check_trust(shared)
+    check_trust(ServerOptions())

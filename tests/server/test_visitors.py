@@ -9,9 +9,11 @@ import pytest
 
 from jaxd_protocol.accounts import Account, add_account, remove_account
 from jaxd_protocol.errors import AuthenticationFailed
+from jaxd_server import visitors as module
 from jaxd_server.accounts import Accounts
 from jaxd_server.options import ServerOptions
 from jaxd_server.visitors import Visitors
+from tests.server.staging import logged_by
 
 
 class Hall:
@@ -132,3 +134,33 @@ def test_without_accounts_everybody_stays() -> None:
         visitors.present(sock, Account.unnamed("x")),
     ):
         visitors.look()
+
+
+def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second one comes; with what to type for people who do not trust each other."""
+    log = logged_by(module, monkeypatch)
+    alice, bob, carol = (Account.named(name, name) for name in ("alice", "bob", "carol"))
+    visitors = Visitors(share=True)
+
+    def come(*accounts: Account) -> None:
+        for account in accounts:
+            with socket.socket() as sock, visitors.present(sock, account):
+                pass
+
+    come(alice, alice)
+    assert log == []
+    come(bob, carol, alice)
+    ((event, fields),) = log
+    assert event == "accounts_share_a_worker"
+    assert fields["accounts"] == ["account:alice", "account:bob"]
+    assert "--worker-per-principal" in fields["means"]
+
+
+def test_at_a_door_nobody_shares_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each account has a worker of its own."""
+    log = logged_by(module, monkeypatch)
+    visitors = Visitors()
+    for name in ("alice", "bob"):
+        with socket.socket() as sock, visitors.present(sock, Account.named(name, name)):
+            pass
+    assert log == []

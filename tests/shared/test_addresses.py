@@ -21,6 +21,10 @@ from jaxd_protocol.errors import ConfigurationError
             "ssh://ann@gpu-host:22/run/jaxd/s.sock",
             Address("ssh", "gpu-host", 22, "/run/jaxd/s.sock", "ann"),
         ),
+        ("unix:///run/s?uid=999", Address("unix", path="/run/s", uid=999)),
+        ("tcp://h:1?insecure=1", Address("tcp", "h", 1, insecure=True)),
+        ("ssh://h/run/s?uid=0", Address("ssh", "h", 0, "/run/s", uid=0)),
+        ("ssh://h?uid=999", Address("ssh", "h", uid=999)),
         ("ssh://ann@[fe80::1]:22", Address("ssh", "fe80::1", 22, "", "ann")),
     ],
 )
@@ -48,6 +52,10 @@ NO_ADDRESSES = [
     "http://h:1", "tcp://h:x", "tcp://h:-1", "tcp://h:65536", "tcp://h:1/x",
     "tcp://::1", "tcp://[::1", "tcp://[]:1", "tcp://h:²", "tls://", "ssh://",
     "ssh://a b", "ssh://-oProxyCommand=x", "ssh://-x@h", "ssh://@h", "ssh://h#x", "ssh://[-x]",
+    "ssh://$(x)", "ssh://a;b@h",
+    "tcp://h:1?insecure", "tcp://h:1?insecure=0", "tcp://h:1?", "tcp://h:1?uid=1",
+    "unix:///s?", "unix:///s?uid=", "unix:///s?uid=ann", "unix:///s?insecure=1",
+    "unix:///s?uid=-1", "unix:///s?uid=4294967296", "ssh://h?x", "tls://h:1?insecure=1",
 ]  # fmt: skip
 
 
@@ -102,3 +110,10 @@ def test_an_address_is_a_value() -> None:
     assert len({Address.tcp("h"), Address.tcp("h"), Address.unix("/h")}) == 2
     with pytest.raises(AttributeError):
         Address.tcp("h").port = 1  # type: ignore[misc]
+
+
+def test_localhost_is_one_place() -> None:
+    """For who listens and for who connects; its name stays what a certificate is checked by."""
+    address = Address.parse("tls://localhost:9")
+    assert (address.place, address.host) == (("127.0.0.1", 9), "localhost")
+    assert Address.parse("tcp://[::1]:9").place == ("::1", 9)

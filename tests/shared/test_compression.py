@@ -39,14 +39,12 @@ def test_another_size_than_was_announced_is_refused(size: int) -> None:
 
 
 def test_a_bomb_does_not_go_off() -> None:
-    """A stream of gigabytes takes no more memory than the array that it is said to be."""
+    """A stream of gigabytes takes no more memory than the array that it was announced to be."""
     packer = zlib.compressobj(9)
     bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(256)] + [packer.flush()])
     assert len(bomb) < 1 << 20
     with pytest.raises(ProtocolError, match="compressed array"):
         inflate(memoryview(bomb), 1000)
-    with pytest.raises(ProtocolError, match="too many"):
-        inflate(memoryview(bomb), 1 << 50)
 
 
 @pytest.mark.parametrize("data", [b"", b"none", zlib.compress(bytes(9))[:-1]])

@@ -18,6 +18,7 @@ from jaxd_protocol.elsewhere import (
     call_of,
     content_id,
     first_id,
+    inflated_bytes,
     leaves_of_kinds,
     pack_ids,
     pack_numbers,
@@ -110,3 +111,11 @@ def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
         unpack_ids(struct.pack("!Q", 7)[1:])
     with pytest.raises(ProtocolError, match="numbers"):
         unpack_numbers(struct.pack("!I", 7)[1:])
+
+
+def test_what_compressed_data_becomes_is_known_without_its_call() -> None:
+    """Of anything that is no rows it is nothing: those are refused later."""
+    rows = [Row(0, KEPT, 7), Row(1, PACKED, 100), Row(2, VALUE, 9, 3), Row(9, PACKED, 20)]
+    assert inflated_bytes(pack_rows(rows)) == 120
+    assert inflated_bytes(pack_rows(rows[:1])) == inflated_bytes(b"") == 0
+    assert inflated_bytes(pack_rows(rows)[:-1]) == inflated_bytes(bytes([PACKED]) * 30) == 0

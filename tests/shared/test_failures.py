@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 import traceback
 import types
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
+from jaxd.results import ResultReader
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
 from jaxd_protocol.failures import (
@@ -14,8 +18,11 @@ from jaxd_protocol.failures import (
     describe_failure,
     rebuild_failure,
 )
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.wire import Frame
 from jaxd_protocol.wire.connection import _usual_message, encode_reply
+from tests.server.test_result_forms import arrived
 
 
 class Plain(Exception):
@@ -44,6 +51,23 @@ class Picky(Exception):
         raise AssertionError("made")
 
 
+class Refused(Exception):
+    """Has attributes, by which it says what it is."""
+
+    def __init__(self, shape: Any) -> None:
+        super().__init__("refused")
+        self.shape = shape
+        self.rows = np.arange(3)
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"refused {self.shape}"
+
+
+class Several(ExceptionGroup[Exception]):
+    """A group of the user's own."""
+
+
 class Outer:
     """Holds another."""
 
@@ -55,14 +79,19 @@ def fail(error: BaseException) -> NoReturn:
     raise error
 
 
-def travel(error: BaseException) -> BaseException:
-    """The exception as the other end gets it, over the wire."""
+OWN = (Plain, Demanding, Unspeakable, Picky, Outer.Inner, Refused, Several)
+
+
+def travel(error: BaseException, own: tuple[type, ...] = OWN) -> BaseException:
+    """The exception as the other end gets it, over the wire, when its function reaches these."""
+    for cls in OWN:
+        arrived(cls)
     with pytest.raises(type(error)) as raised:
         fail(error)
     frame = Frame(encode_reply(1, describe_failure(raised.value)))
     message = _usual_message(frame)
     assert message is not None
-    return rebuild_failure(message[2])
+    return rebuild_failure(message[2], ResultReader({("", cls.__qualname__): cls for cls in own}))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +193,68 @@ def test_what_ends_a_program_does_not_end_the_callers(kind: type[BaseException])
     found = travel(kind(3))
     assert type(found) is RemoteError
     assert found.type_name == kind.__name__
+
+
+def test_attributes_that_are_data_come_along() -> None:
+    """Of an exception of the user's own; what is no data stays where it is."""
+    found: Any = travel(Refused({"rows": [3, None], "name": "x"}))
+    assert type(found) is Refused
+    assert found.shape == {"rows": [3, None], "name": "x"}
+    assert found.rows.tolist() == [0, 1, 2]
+    assert not hasattr(found, "lock")
+
+
+def test_attributes_are_nothing_but_data() -> None:
+    """A class that the server names there is refused."""
+    failure = list(describe_failure(Plain("x")))
+    cls = dump_literal((Plain.__module__, "Plain", content_id(Plain)))
+    state = b"D\0\0\0\1" + dump_literal("how") + b"O" + cls + b"D\0\0\0\0"
+    failure[9] = (content_id(Plain), state, b"")
+    found = rebuild_failure(tuple(failure), ResultReader({("", "Plain"): Plain}))
+    assert type(found) is RemoteError
+
+
+@pytest.mark.parametrize("kind", [ExceptionGroup, Several])
+def test_a_group_comes_with_its_members(kind: Any) -> None:
+    """Each as an exception of its own; groups in groups as well."""
+    found: Any = travel(kind("two", [Plain("one"), ExceptionGroup("more", [KeyError("k")])]))
+    assert type(found) is kind
+    assert found.message == "two"
+    first, more = found.exceptions
+    assert (type(first), str(first)) == (Plain, "one")
+    assert type(more.exceptions[0]) is KeyError
+
+
+def test_a_type_that_the_function_does_not_reach_is_named() -> None:
+    """Also where this process has it: its class may run code of a library."""
+    for error, own in (
+        (Plain("x"), ()),
+        (queue.Empty("x"), OWN),
+        (np.linalg.LinAlgError("x"), OWN),
+    ):
+        found = travel(error, own)
+        assert type(found) is RemoteError
+        assert found.type_name == f"{type(error).__module__}.{type(error).__name__}"
+
+
+def test_an_error_of_syntax_names_no_file() -> None:
+    """Whatever shows one opens the file that it names, and writes as many blanks as it says."""
+    found: Any = travel(SyntaxError("bad", ("secret.txt", 3, 1 << 30, "text", 3, 1 << 30)))
+    assert type(found) is SyntaxError
+    assert str(found) == "bad (secret.txt, line 3)"
+    assert (found.filename, found.offset, found.end_offset) == (None, None, None)
+
+
+def test_jaxs_errors_arrive_as_themselves() -> None:
+    """Programs for `jax.jit` catch them."""
+    import jax
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jax.jit(lambda x: 1 if x else 2)(1)
+    assert type(travel(caught.value)) is jax.errors.TracerBoolConversionError
+    assert type(travel(jax.errors.JaxRuntimeError("INTERNAL: x"))) is jax.errors.JaxRuntimeError
+    promotion = sys.modules["jax._src.dtypes"].TypePromotionError("no")
+    assert type(travel(promotion)) is type(promotion)
 
 
 def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxd_protocol import PROTOCOL_VERSION
+from jaxd_protocol import PROTOCOL_VERSION, __version__, tcp_owners
 from jaxd_protocol import handshake as module
 from jaxd_protocol.accounts import Account
 from jaxd_protocol.errors import (
@@ -25,6 +25,8 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.handshake import (
     MAGIC,
+    UNIX,
+    Channel,
     Guest,
     Line,
     Transcript,
@@ -53,16 +55,16 @@ def pair() -> Iterator[Pair]:
         yield client, server
 
 
-def serve(sock: socket.socket, token: str | None) -> Guest:
+def serve(sock: socket.socket, token: str | None, channel: Channel = UNIX) -> Guest:
     """The server's side, from the first byte to the last."""
     assert sock.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
     accounts = [] if token is None else [Account.unnamed(token)]
-    return serve_those(sock, accounts)
+    return serve_those(sock, accounts, channel)
 
 
-def serve_those(sock: Line, accounts: Sequence[Account]) -> Guest:
+def serve_those(sock: Line, accounts: Sequence[Account], channel: Channel = UNIX) -> Guest:
     """The same of a server with several accounts, from behind the first bytes."""
-    guest, said = greet_client(sock, {"jax": "1"}, accounts, "uid:7")
+    guest, said = greet_client(sock, channel, accounts, "uid:7")
     proof = server_proof(guest.account, said)
     finish_greeting(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
     return guest
@@ -81,7 +83,7 @@ def test_a_client_may_want_a_device(pair: Pair, device: Any, told: int | None) -
     """Proved with the rest; what is no number is none."""
     client, server = pair
     _, guest = meet(
-        lambda: greet_server(client, {}, TOKEN, None, device), lambda: serve(server, TOKEN)
+        lambda: greet_server(client, UNIX, {}, TOKEN, None, device), lambda: serve(server, TOKEN)
     )
     assert (guest.device, guest.account) == (told, Account.unnamed(TOKEN))
 
@@ -92,10 +94,10 @@ def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> Non
 
     def refuse_it() -> None:
         assert server.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
-        greet_client(server, {}, (), "uid:7")
+        greet_client(server, UNIX, (), "uid:7")
         refuse(server, ConfigurationError("there are 8"))
 
-    error, _ = meet(lambda: greet_server(client, {}, None, None, 9), refuse_it)
+    error, _ = meet(lambda: greet_server(client, UNIX, {}, None, None, 9), refuse_it)
     assert (type(error), str(error)) == (ConfigurationError, "there are 8")
 
 
@@ -104,7 +106,7 @@ def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> No
     """Each learns what the other is, and the client what the server grants."""
     client, server = pair
     welcome, guest = meet(
-        lambda: greet_server(client, {"numpy": "2"}, token, "old session"),
+        lambda: greet_server(client, UNIX, {"numpy": "2"}, token, "old session"),
         lambda: serve(server, token),
     )
     assert (welcome["session"], welcome["slots"]) == ("s", 4)
@@ -118,12 +120,13 @@ def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> No
 def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
     """On both sides, with what to do."""
     client, server = pair
-    ends = meet(lambda: greet_server(client, {}, "wrong", None), lambda: serve(server, TOKEN))
+    ends = meet(lambda: greet_server(client, UNIX, {}, "wrong", None), lambda: serve(server, TOKEN))
     for error in ends:
         assert isinstance(error, AuthenticationFailed)
         assert "wrong token. Use the one that the server was started with" in str(error)
 
 
+GREETING = {**this_end({}).to_message(), "channel": UNIX.said()}
 ALICE, BOB = Account.named("alice", "a" * 43), Account.named("bob", "b" * 43)
 
 
@@ -146,7 +149,7 @@ def test_a_server_with_several_accounts_knows_who_comes(pair: Pair, who: Account
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(Listening(), [ALICE, BOB, Account.unnamed(TOKEN)])
 
-    welcome, guest = meet(lambda: greet_server(client, {}, who.token, None), serve_all)
+    welcome, guest = meet(lambda: greet_server(client, UNIX, {}, who.token, None), serve_all)
     assert (welcome["session"], guest.principal, guest.account) == ("s", who.principal, who)
     spoken = b"".join(said)
     assert not any(word in spoken for word in (b"alice", b"bob", b"account", who.token.encode()))
@@ -170,7 +173,7 @@ def test_every_stranger_is_held_against_every_account(
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(server, [ALICE, BOB])
 
-    meet(lambda: greet_server(client, {}, ALICE.token, None), serve_all)
+    meet(lambda: greet_server(client, UNIX, {}, ALICE.token, None), serve_all)
     assert len(set(held)) == 3  # those of both at the server, and the server's own at the client
 
 
@@ -183,8 +186,9 @@ def test_a_stranger_learns_nothing_of_names(pair: Pair, token: str) -> None:
     def greet() -> None:
         said = Transcript()
         client.sendall(MAGIC)
-        send_message(client, {**this_end({}).to_message(), "session": None, "nonce": "0"}, said)
+        send_message(client, {**GREETING, "nonce": "0"}, said)
         receive_message(client, said)
+        send_message(client, {"session": None, "versions": {}}, said)
         send_message(client, {"proof": said.proof(token, "client")}, said)
         told.append(receive_message(client, said))
 
@@ -204,7 +208,7 @@ def test_a_missing_token_says_where_it_belongs(pair: Pair) -> None:
 
     def without_token() -> None:
         with client:
-            greet_server(client, {}, None, None)
+            greet_server(client, UNIX, {}, None, None)
 
     here, there = meet(without_token, lambda: serve(server, TOKEN))
     assert isinstance(here, AuthenticationFailed)
@@ -217,7 +221,8 @@ def impostor(sock: socket.socket, last: Callable[[Transcript], dict[str, Any]]) 
     sock.recv(len(MAGIC), socket.MSG_WAITALL)
     said = Transcript()
     receive_message(sock, said)
-    send_message(sock, {**this_end({}).to_message(), "auth": "token", "nonce": "0"}, said)
+    send_message(sock, {**GREETING, "auth": "token", "nonce": "0"}, said)
+    receive_message(sock, said)
     proof = receive_message(sock, said)["proof"]
     send_message(sock, {**this_end({}).to_message(), **last(said), "echo": proof}, said)
 
@@ -239,7 +244,9 @@ def test_a_server_without_the_token_is_found_out(
 ) -> None:
     """Before the client sends it any code."""
     client, server = pair
-    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), lambda: impostor(server, proof))
+    error, _ = meet(
+        lambda: greet_server(client, UNIX, {}, TOKEN, None), lambda: impostor(server, proof)
+    )
     assert isinstance(error, AuthenticationFailed)
     assert "impostor" in str(error)
 
@@ -252,18 +259,21 @@ def test_a_server_cannot_answer_with_the_clients_own_proof(pair: Pair) -> None:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         said = Transcript()
         receive_message(server, said)
-        send_message(server, {**this_end({}).to_message(), "auth": "token"}, said)
+        send_message(server, {**GREETING, "auth": "token"}, said)
+        receive_message(server, said)
         proof = receive_message(server, said)
         send_message(server, {**this_end({}).to_message(), **proof}, said)
 
-    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), reflect)
+    error, _ = meet(lambda: greet_server(client, UNIX, {}, TOKEN, None), reflect)
     assert isinstance(error, AuthenticationFailed)
 
 
 def test_a_server_that_does_not_ask_for_the_token_is_not_trusted(pair: Pair) -> None:
     """Else an impostor need only not ask."""
     client, server = pair
-    error, _ = meet(lambda: greet_server(client, {}, TOKEN, None), lambda: serve(server, None))
+    error, _ = meet(
+        lambda: greet_server(client, UNIX, {}, TOKEN, None), lambda: serve(server, None)
+    )
     assert isinstance(error, AuthenticationFailed)
     assert "did not ask for the token" in str(error)
 
@@ -278,7 +288,13 @@ def relay(
     sink.shutdown(socket.SHUT_WR)
 
 
-def meet_through(pair: Pair, token: str, old: bytes, new: bytes) -> tuple[Any, Any, bytearray]:
+def meet_through(
+    pair: Pair,
+    token: str,
+    old: bytes,
+    new: bytes,
+    channel: Callable[[socket.socket, str], Channel] = lambda sock, role: UNIX,
+) -> tuple[Any, Any, bytearray]:
     """The two sides with somebody in the middle, and all that was said."""
     (client, near), (far, server) = pair, socket.socketpair()
     seen = bytearray()
@@ -292,13 +308,13 @@ def meet_through(pair: Pair, token: str, old: bytes, new: bytes) -> tuple[Any, A
 
         def ask() -> Any:
             try:
-                return greet_server(client, {}, token, "session-of-ann")
+                return greet_server(client, channel(client, "client"), {}, token, "session-of-ann")
             finally:
                 client.shutdown(socket.SHUT_WR)
 
         def answer() -> Any:
             try:
-                return serve(server, TOKEN)
+                return serve(server, TOKEN, channel(server, "server"))
             finally:
                 server.shutdown(socket.SHUT_WR)
 
@@ -312,6 +328,94 @@ def test_nothing_that_was_said_can_be_altered_on_the_way(pair: Pair) -> None:
     """Here the session that the client asks for."""
     _, there, _ = meet_through(pair, TOKEN, b"session-of-ann", b"session-of-bob")
     assert isinstance(there, AuthenticationFailed)
+
+
+RELAYED = [
+    (b"", b""),
+    (b'"uid":2222', b'"uid":1111'),
+    (b'"uid":3333', b'"uid":1111'),
+]
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+@pytest.mark.parametrize(("old", "new"), RELAYED, ids=["as it is", "client", "server"])
+def test_who_relays_all_of_it_gets_no_proof_that_is_worth_something(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes, end: str
+) -> None:
+    """User 1111 owns both other ends. One end alone finds it out, whatever is altered on the way.
+
+    The other end is one that knows nothing of its peer and takes everybody.
+    """
+    own, other = {"client": 2222, "server": 3333}, {"client": 3333, "server": 2222}
+    owners: dict[socket.socket, int] = {}
+    monkeypatch.setattr(tcp_owners, "owner_of_peer", owners.__getitem__)
+
+    def channel(sock: socket.socket, role: str) -> Channel:
+        class Owned(Channel):
+            def said(self) -> dict[str, Any]:
+                return {"kind": "tcp", "uid": own[role], "insecure": False}
+
+        owners[sock] = 1111 if role == end else other[role]
+        return Owned("tcp", sock=sock)
+
+    here, there, _ = meet_through(pair, TOKEN, old, new, channel)
+    assert isinstance(here, AuthenticationFailed | EOFError)
+    assert isinstance(there, AuthenticationFailed | ProtocolError | EOFError)
+
+
+def test_versions_are_for_those_who_have_proved_the_token(pair: Pair) -> None:
+    """Before that, each end says what it takes to be refused with a reason, in as many messages."""
+    client, server = pair
+    spoken: dict[str, list[bytes]] = {"client": [], "server": []}
+
+    class Noting:
+        def __init__(self, sock: socket.socket, role: str) -> None:
+            self.sock, self.said = sock, spoken[role]
+
+        def recv(self, count: int, flags: int = 0, /) -> bytes:
+            return self.sock.recv(count, flags)
+
+        def sendall(self, data: bytes, /) -> None:
+            self.said.append(data)
+            self.sock.sendall(data)
+
+    def serve_it() -> Guest:
+        server.recv(len(MAGIC), socket.MSG_WAITALL)
+        return serve_those(Noting(server, "server"), [Account.unnamed(TOKEN)])
+
+    versions = {"numpy": "2.99"}
+    welcome, guest = meet(
+        lambda: greet_server(Noting(client, "client"), UNIX, versions, TOKEN, "session", 3),
+        serve_it,
+    )
+    assert welcome["peer"].versions == {"jaxd": __version__, "jax": "1"}
+    assert guest.peer.versions == {"jaxd": __version__, "numpy": "2.99"}
+    assert (guest.session, guest.device) == ("session", 3)
+    assert [len(said) for said in spoken.values()] == [2, 2]
+    for first in (spoken["client"][0], spoken["server"][0]):
+        assert b'"versions":{}' in first
+        assert not any(word in first for word in (__version__.encode(), b"2.99", b"session"))
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_server_that_asks_for_no_proof_over_tcp(insecure: bool) -> None:
+    """Is spoken with where the address says so, and else learns nothing of the client."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), 10)
+        with client, listener.accept()[0] as server:
+            channel = Channel("tcp", sock=client, insecure=insecure)
+            here, there = meet(
+                lambda: greet_server(client, channel, {"numpy": "2.99"}, None, "session"),
+                lambda: serve(server, None),
+            )
+    assert isinstance(there, Guest)
+    assert there.session == ("session" if insecure else None)
+    assert there.peer.versions == ({"jaxd": __version__, "numpy": "2.99"} if insecure else {})
+    if insecure:
+        assert here["session"] == "s"
+    else:
+        assert isinstance(here, AuthenticationFailed)
+        assert "?insecure=1" in str(here)
 
 
 def test_the_token_itself_is_never_sent(pair: Pair) -> None:
@@ -328,12 +432,13 @@ def test_a_conversation_cannot_be_replayed(pair: Pair) -> None:
     """A proof holds for the server's nonce alone."""
     _, _, seen = meet_through(pair, TOKEN, b"", b"")
     hello = seen[seen.index(MAGIC) + len(MAGIC) :]
-    start = seen.index(b'{"proof":"', seen.index(b'"auth":"token"'))
-    said = bytes(seen[start : seen.index(b"}", start) + 1])
+    start = seen.index(b'{"versions":', seen.index(b'"auth":"token"'))
+    end = seen.index(b"}", seen.index(b'{"proof":"', start)) + 1
+    said = bytes(seen[start - 2 : end])
     client, server = socket.socketpair()
     with client, server:
         size = 2 + struct.unpack("!H", hello[:2])[0]
-        client.sendall(MAGIC + hello[:size] + struct.pack("!H", len(said)) + said)
+        client.sendall(MAGIC + hello[:size] + said)
         server.settimeout(10)
         with pytest.raises(AuthenticationFailed):
             serve(server, TOKEN)
@@ -369,7 +474,7 @@ def test_the_client_compares_versions_too(pair: Pair) -> None:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         send_message(server, {**OTHER_PYTHON.to_message(), "auth": "none"}, Transcript())
 
-    error, _ = meet(lambda: greet_server(client, {}, None, None), answer)
+    error, _ = meet(lambda: greet_server(client, UNIX, {}, None, None), answer)
     assert isinstance(error, VersionMismatch)
 
 
@@ -389,7 +494,7 @@ def test_a_refusal_arrives_as_what_it_is(
     client, server = pair
     refuse(server, kind("because"))
     with pytest.raises(expected, match=r"^because$") as caught:
-        greet_server(client, {}, None, None)
+        greet_server(client, UNIX, {}, None, None)
     assert type(caught.value) is expected
 
 
@@ -401,7 +506,7 @@ def test_who_is_to_come_later_is_told_when(pair: Pair, said: Any, heard: float) 
         server, {"error": "Busy", "text": "because", "retry_after_s": said}, Transcript()
     )
     with pytest.raises(Busy, match=r"^because$") as caught:
-        greet_server(client, {}, None, None)
+        greet_server(client, UNIX, {}, None, None)
     assert caught.value.retry_after_s == heard
 
 
@@ -424,7 +529,7 @@ def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
         with client:
             client.sendall(struct.pack("!H", len(data)) + data)
         with pytest.raises(ProtocolError):
-            greet_client(server, {}, (), "uid:7")
+            greet_client(server, UNIX, (), "uid:7")
 
 
 def test_a_message_that_is_too_long_is_not_read(pair: Pair) -> None:
@@ -444,6 +549,16 @@ def test_a_peer_that_leaves_is_noticed(pair: Pair, said: bytes) -> None:
     client.close()
     with pytest.raises(EOFError):
         receive_message(server, Transcript())
+
+
+def test_a_refusal_by_a_peer_that_reads_nothing_is_heard(pair: Pair) -> None:
+    """A server without a place for a client closes at once; the client is to come again."""
+    client, server = pair
+    refuse(server, Busy("no place.", 2.0))
+    server.close()
+    with pytest.raises(Busy, match="no place") as caught:
+        greet_server(client, UNIX, {}, None, None)
+    assert caught.value.retry_after_s == 2.0
 
 
 def test_a_peer_that_says_nothing_is_not_waited_for(pair: Pair) -> None:
@@ -472,7 +587,7 @@ def test_a_client_greets_in_one_piece() -> None:
             pieces.append(data)
 
     with pytest.raises(EOFError):
-        greet_server(Deaf(), {}, None, None)
+        greet_server(Deaf(), UNIX, {}, None, None)
     (greeting,) = pieces
     assert greeting.startswith(MAGIC)
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
-from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.facts import Entry, Source
 from jaxd_protocol.fingerprint.world import SALT
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.packages import Package
@@ -25,8 +25,9 @@ MEANING = Meaning(
     carried=frozenset({"optax:sgd", "json:limit"}),
     ignored=("CONFIG['stream']",),
     shared=False,
+    callbacks=(Entry(0, "", "mine:log"), Entry(1, "add", "mine:History.add")),
 )
-FIELDS = ["fingerprint", "salt", "parts", "packages", "local", "carried", "ignored", "shared"]
+FIELDS = list(Meaning._fields)
 
 
 def function(x: Any) -> Any:
@@ -46,7 +47,12 @@ def plain(value: Any) -> bool:
     """Whether it is made of what the wire takes."""
     if type(value) is tuple:
         return all(map(plain, value))
-    return type(value) in (str, bytes, bool)
+    return type(value) in (str, bytes, bool, int)
+
+
+def test_one_that_was_kept_before_callbacks_could_be_listed_is_read() -> None:
+    """It lists none."""
+    assert Meaning.from_message(MEANING.to_message()[:-1]) == MEANING._replace(callbacks=())
 
 
 def test_it_says_what_a_walk_has_found() -> None:
@@ -122,6 +128,13 @@ def with_field(name: str, value: Any) -> tuple[Any, ...]:
         ("ignored", (1,)),
         ("shared", 1),
         ("shared", None),
+        ("callbacks", None),
+        ("callbacks", (1,)),
+        ("callbacks", ((0, "add"),)),
+        ("callbacks", (("0", "add", "mine:History.add"),)),
+        ("callbacks", ((True, "add", "mine:History.add"),)),
+        ("callbacks", ((0, None, "mine:History.add"),)),
+        ("callbacks", ((0, "add", b"mine:History.add"),)),
     ],
 )
 def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
@@ -132,7 +145,7 @@ def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [None, 1, b"", "text", (), (b"f" * 16,), MEANING.to_message()[:-1], {"fingerprint": b""}],
+    [None, 1, b"", "text", (), (b"f" * 16,), MEANING.to_message()[:-2], {"fingerprint": b""}],
     ids=repr,
 )
 def test_what_is_no_such_message_is_refused(message: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.tokens import (
+    checked_token,
     config_dir,
     default_token_file,
     read_token_file,
@@ -99,4 +100,37 @@ def test_what_is_no_token_is_refused(path: Path, content: bytes) -> None:
     write_token_file(str(path))
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="one line with a token"):
+        read_token_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("token", "is_enough"),
+    [
+        ("0123456789abcdef" * 2, True),
+        ("0123456789abcdef0123456789abcde", False),
+        ("0123456789" * 4, True),
+        ("0123456789" * 3 + "01234567", False),
+        ("kT9_x-Wq2Lr7Vb4Zs8Nm1P", True),
+        ("kT9_x-Wq2Lr7Vb4Zs8Nm1", False),
+        ("abababab" * 10, False),
+        ("f" * 64, False),
+        ("hunter2", False),
+    ],
+)
+def test_a_token_has_128_bits_at_best_or_is_refused(token: str, is_enough: bool) -> None:
+    """By its length, the kind of its characters, and how many of them differ."""
+    if is_enough:
+        assert checked_token(token, "it") == token
+        return
+    with pytest.raises(ConfigurationError, match=r"^it can be guessed.*`jaxd token`") as caught:
+        checked_token(token, "it")
+    assert token not in str(caught.value)
+
+
+def test_a_file_with_a_token_that_can_be_guessed_is_refused(path: Path) -> None:
+    """As one that others can read is."""
+    path.parent.mkdir()
+    path.touch(mode=0o600)
+    path.write_text("hunter2")
+    with pytest.raises(ConfigurationError, match="can be guessed"):
         read_token_file(str(path))

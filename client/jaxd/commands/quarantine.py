@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     address = named_or_local(Settings.resolve(server=arguments.server))
     control, what = control_of(address), arguments.release
     request = {"ask": "quarantined"} if what is None else {"ask": "release", "what": what}
-    report = ask(control, request)
+    report = ask(control, request, address.uid)
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER

@@ -36,4 +36,4 @@ def run(arguments: argparse.Namespace) -> int:
             f"{address} is no Unix socket. Name one with --server unix:///path, or unset "
             "JAXD_SERVER."
         )
-    return relay.main(address.path)
+    return relay.main(address.path, "" if address.uid is None else str(address.uid))

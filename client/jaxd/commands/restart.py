@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         ConnectionLost: when its host does not reply.
     """
     address = named_or_local(Settings.resolve(server=arguments.server))
-    report = ask_patiently(control_of(address), {"ask": "restart", "force": arguments.force})
+    request = {"ask": "restart", "force": arguments.force}
+    report = ask_patiently(control_of(address), request, address.uid)
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER

@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ask_host(address: Address) -> Report | None:
     """What the host says, which answers also when its worker hangs; None: not reachable so."""
-    return ask(control_path(address), {"ask": "status"}) if address.is_loopback else None
+    if not address.is_loopback:
+        return None
+    return ask(control_path(address), {"ask": "status"}, address.uid)
 
 
 def _ask_worker(address: Address) -> Report | None:

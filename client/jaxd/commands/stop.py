@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     address = named_or_local(Settings.resolve(server=arguments.server))
     control = control_of(address)
     if not arguments.now:
-        _tell_of_running_calls(control)
-    if stop_and_wait(control, now=arguments.now):
+        _tell_of_running_calls(control, address.uid)
+    if stop_and_wait(control, now=arguments.now, uid=address.uid):
         print(f"stopped the server at {address}")
     elif _answers(address):
         raise ConfigurationError(
@@ -55,14 +55,15 @@ def _answers(address: Address) -> bool:
     if address.kind == "unix":
         return somebody_answers(address.path)
     try:
-        socket.create_connection((address.host, address.port), _CONNECT_S).close()
+        socket.create_connection(address.place, _CONNECT_S).close()
     except OSError:
         return False
     return True
 
 
-def _tell_of_running_calls(control: str) -> None:
+def _tell_of_running_calls(control: str, uid: int | None) -> None:
     """On a terminal, says what the wait is for and how to end it."""
-    running = ((ask(control, {"ask": "status"}) or {}).get("worker") or {}).get("running_calls")
+    status = ask(control, {"ask": "status"}, uid) or {}
+    running = (status.get("worker") or {}).get("running_calls")
     if running and sys.stderr.isatty():
         print(f"jaxd: waiting for {running} running calls (else: jaxd stop --now)", file=sys.stderr)

@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         path, token = add_account(arguments.name, arguments.token_dir, replace=arguments.force)
         said = (
             f"wrote {path}\nGive {arguments.name} a copy over a private way, to be put at "
-            "~/.config/jaxd/token with mode 600. Servers that run take it from now on."
+            "~/.config/jaxd/token with mode 600. Servers that run take it from now on.\n"
+            "People with tokens for one server can run code in each other's answers. Keep those "
+            "apart who do not trust each other: jaxd serve --worker-per-principal"
         )
     print(token if arguments.print else said)
     return 0

@@ -174,7 +174,8 @@ def _own_process_group(situation: Situation) -> set[str]:
     from jaxd_protocol.control import control_path
 
     try:
-        status = ask(control_path(situation.address), {"ask": "status"}) or {}
+        address = situation.address
+        status = ask(control_path(address), {"ask": "status"}, address.uid) or {}
     except OSError:
         status = {}
     host = status.get("host") or {}

@@ -75,7 +75,7 @@ def name(address: Address) -> Check | None:
     if not address.needs_token:
         return None
     try:
-        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM)
     except OSError as error:
         advice = f"Correct JAXD_SERVER, or use an IP address. Try: getent hosts {address.host}"
         return Check("host name", "bad", f"{address.host}: {error.strerror or error}", advice)
@@ -88,7 +88,7 @@ def port(address: Address) -> Check | None:
         return None
     where = f"{address.host}:{address.port}"
     try:
-        socket.create_connection((address.host, address.port), _CONNECT_S).close()
+        socket.create_connection(address.place, _CONNECT_S).close()
     except TimeoutError:
         advice = (
             f"A firewall drops it, or the machine is off. Open port {address.port} there, or use "
@@ -109,7 +109,14 @@ def _step_of(error: JaxdError) -> str:
     if isinstance(error, VersionMismatch):
         return "versions"
     if isinstance(error, AuthenticationFailed):
-        return "certificate" if "certificate" in str(error) else "token"
+        words = {
+            "connection": ("?insecure=1", "?uid=", "a socket of theirs"),
+            "certificate": ("certificate",),
+        }
+        for step, signs in words.items():
+            if any(sign in str(error) for sign in signs):
+                return step
+        return "token"
     return "protocol" if isinstance(error, ProtocolError) else "connection"
 
 

@@ -8,7 +8,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.facts import Fingerprint, Note, Part, Reach, Unshared
+from jaxd_protocol.fingerprint.facts import (
+    Entry,
+    Fingerprint,
+    Listed,
+    Note,
+    Part,
+    Reach,
+    Unshared,
+)
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.fingerprint.walk import Walk, Walked
@@ -18,8 +26,10 @@ if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.archives import Archives
 
 __all__ = [
+    "Entry",
     "Fingerprint",
     "Guards",
+    "Listed",
     "Note",
     "Part",
     "Reach",
@@ -72,6 +82,7 @@ def walk(
     world: World | None = None,
     ignore: Collection[str] = (),
     archives: Archives | None = None,
+    listed: Listed | None = None,
 ) -> Walked:
     """Walks over everything that a function, class or object reaches.
 
@@ -81,13 +92,18 @@ def walk(
         world: whom to ask about modules; by default this process.
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
+        listed: what `callbacks=` lists.
 
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
     """
     try:
         with _deep_recursion:
-            return Walk(world or _HERE, ignore, archives=archives).run(value, name)
+            while True:
+                known = 0 if listed is None else len(listed.counted)
+                found = Walk(world or _HERE, ignore, archives, listed).run(value, name)
+                if listed is None or len(listed.counted) == known:
+                    return found
     except RecursionError as error:
         raise PackingError(f"{name} reaches objects that are nested too deeply.") from error
 

@@ -84,6 +84,7 @@ def _universal_function(walk: Walk, numpy: Any, value: Any) -> bool:
     own = getattr(numpy, value.__name__, None) is value
     name = ("numpy", value.__name__) if own else name_within("scipy", value)
     if name is not None:
+        walk.reach.installed.append(value)
         modules.emit_reference(walk, *name)
     return name is not None
 

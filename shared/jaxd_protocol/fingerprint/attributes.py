@@ -8,10 +8,11 @@ from typing import Any
 
 from jaxd_protocol.fingerprint import classes, reading
 from jaxd_protocol.fingerprint.bytecode import Steps, facts_of
+from jaxd_protocol.fingerprint.callbacks import NOTHING
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["emit_called", "slot_names", "take", "uses_of_first"]
+__all__ = ["emit_called", "note_method", "slot_names", "take", "uses_of_first"]
 
 Taken = tuple[Any, Steps]
 
@@ -24,6 +25,14 @@ def uses_of_first(walk: Walk, function: Any) -> dict[Steps, int] | None:
         return None
     code = function.__code__
     return facts_of(code).uses.get(code.co_varnames[0])
+
+
+def note_method(walk: Walk, function: Any, instance: Any) -> None:
+    """Notes what a function of the user's gives of its first argument to be called back."""
+    if isinstance(function, FunctionType) and walk.is_local(classes.home_of(function)):
+        gives = facts_of(function.__code__).gives
+        if gives is not NOTHING and function.__code__.co_argcount and not walk.is_inner:
+            walk.reach.targets.note_method(function, gives, instance)
 
 
 def emit_called(walk: Walk, instance: Any) -> bool:
@@ -126,6 +135,7 @@ def _of_class(walk: Walk, value: Any, base: type, name: str, rest: Steps) -> Tak
         walk.label += f".{name}"
         return found, (rest if type(found) is not staticmethod else ())
     label = walk.label
+    note_method(walk, function, value)
     walk.emit(found)
     if uses is not None and (id(value), id(function)) not in walk.read_by:
         walk.read_by.add((id(value), id(function)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.callbacks import GIVEN, given_to_callbacks
+from jaxd_protocol.fingerprint.callbacks import GIVEN, Gives, called_in, given_to_callbacks
 from jaxd_protocol.fingerprint.chains import Bound, Instruction, Instructions, Step, Steps
 from jaxd_protocol.fingerprint.tokens import constant, digest
 
@@ -63,6 +63,7 @@ class CodeFacts(NamedTuple):
         uses: for each free variable, each parameter and each variable that an import binds, the
             reads of it and the line of each; a name that is missing counts whole.
         imports: import statements.
+        gives: what is given to jax to be called back.
     """
 
     digest: bytes
@@ -70,6 +71,7 @@ class CodeFacts(NamedTuple):
     reads: tuple[Read, ...]
     uses: dict[str, dict[Steps, int]]
     imports: tuple[Import, ...]
+    gives: Gives
 
 
 _memo: dict[int, tuple[weakref.ref[CodeType], CodeFacts]] = {}
@@ -149,6 +151,7 @@ class _Reader:
             tuple(self.reads.values()),
             self._analysed(),
             tuple(dict.fromkeys(self.imports)),
+            called_in(self.code, [each.gives for each in self.inner]),
         )
 
     # content ----------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ def emit_class(walk: Walk, cls: type) -> None:
         _by_content(walk, cls)
         return
     refuse_patched(walk, cls)
+    walk.reach.installed.append(cls)
     modules.emit_reference(walk, *name)
 
 

@@ -6,16 +6,38 @@ tuples: a dataclass takes ten times as long to make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import CodeType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxd_protocol.fingerprint.callbacks import Gives, Origin, Path, parameters_of
 from jaxd_protocol.packages import Package
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.archives import Archives
 
-__all__ = ["Fingerprint", "Note", "Part", "Reach", "Slice", "Source", "Unshared"]
+__all__ = [
+    "Entry",
+    "Fingerprint",
+    "Listed",
+    "Note",
+    "Part",
+    "Reach",
+    "Slice",
+    "Source",
+    "Target",
+    "Targets",
+    "Unshared",
+    "owner_of",
+    "said_name",
+]
 
 
 class Part(NamedTuple):
@@ -85,13 +107,178 @@ class Slice:
     Attributes:
         value: the object, module or dict.
         names: attribute names; keys of a dict.
+        given: what stands for attributes that are only given to be called back, by name.
     """
 
-    __slots__ = ("names", "value")
+    __slots__ = ("given", "names", "value")
 
     def __init__(self, value: Any, names: set[Any] | None = None) -> None:
         self.value = value
         self.names: set[Any] = set() if names is None else names
+        self.given: dict[str, Any] = {}
+
+
+class Target(NamedTuple):
+    """Something that may be called back.
+
+    Attributes:
+        root: the object with which it begins; None where that is a module.
+        names: of the attributes that lead from there.
+        module: the name of that module.
+        number: of the root among what is live in the walk; -1 when it is not.
+    """
+
+    root: Any
+    names: tuple[str, ...] = ()
+    module: str = ""
+    number: int = -1
+
+
+class Targets:
+    """What a server may have called back, by number: the same numbers at both ends.
+
+    Attributes:
+        objects: what code gives by name.
+        codes: functions, and the way in their code to that of one that is made in place.
+        methods: functions whose first parameter is known, with what it is.
+        root: the function itself, when its parameters are the arguments of a call.
+        parameters: those of them that it gives.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Target] = []
+        self.codes: list[tuple[FunctionType, Path]] = []
+        self.methods: list[tuple[FunctionType, Any]] = []
+        self.root: Any = None
+        self.parameters: tuple[Origin, ...] = ()
+
+    def note(self, function: FunctionType, gives: Gives, *, is_inner: bool) -> None:
+        """Adds what a function gives: of a part of a walk, which has its own numbers, only code."""
+        code = function.__code__
+        self.codes += [(function, path) for path in gives.codes]
+        if is_inner:
+            return
+        self.objects += [_target(function, each) for each in gives.objects if _is_here(code, each)]
+        if function is self.root:
+            names = parameters_of(code)
+            self.parameters = tuple(
+                each for each in gives.objects if each.kind == "variable" and each.name in names
+            )
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether what is called back can be an argument of a call, or hold one."""
+        return bool(self.parameters) or any(owner is self.root for owner, _ in self.codes)
+
+    def argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a parameter of the function itself has in a call.
+
+        Raises:
+            KeyError: when it has nothing.
+        """
+        if name in kwargs:
+            return kwargs[name]
+        code, defaults = self.root.__code__, self.root.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        at = names.index(name) if name in names else len(names)
+        if at < min(len(args), len(names)):
+            return args[at]
+        if len(names) - len(defaults) <= at < len(names):
+            return defaults[at - len(names)]
+        return (self.root.__kwdefaults__ or {})[name]
+
+    def note_method(self, function: FunctionType, gives: Gives, instance: object) -> None:
+        """Adds what a function gives of its first parameter, and what that is."""
+        first = function.__code__.co_varnames[0]
+        self.methods.append((function, instance))
+        for each in gives.objects:
+            if (each.kind, each.name) == ("variable", first):
+                self.objects.append(Target(instance, each.names))
+
+
+def _is_here(code: CodeType, origin: Origin) -> bool:
+    return origin.kind != "variable" or origin.name in code.co_freevars
+
+
+def _target(function: FunctionType, origin: Origin) -> Target:
+    if origin.kind == "module":
+        return Target(None, origin.names, origin.name)
+    if origin.kind == "global":
+        return Target(function.__globals__.get(origin.name), origin.names)
+    at = function.__code__.co_freevars.index(origin.name)
+    try:
+        return Target((function.__closure__ or ())[at].cell_contents, origin.names)
+    except ValueError:
+        return Target(None, origin.names)
+
+
+class Entry(NamedTuple):
+    """One of what `callbacks=` lists, as a server knows it.
+
+    Attributes:
+        owner: the number of the object that it is, or whose method it is.
+        method: the name of that method; empty when it is the object itself.
+        name: what it is called, with its module.
+    """
+
+    owner: int
+    method: str
+    name: str
+
+
+class Listed:
+    """What `callbacks=` lists.
+
+    Attributes:
+        entries: in order.
+        callbacks: the same; empty on a server.
+        counted: `id` of owners that count like everything else, because they are read as well.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Callable[..., Any]] = (), entries: Sequence[Entry] = ()
+    ) -> None:
+        self.callbacks = tuple(callbacks)
+        self.counted: set[int] = set()
+        self._owners: dict[int, int] = {}
+        self._methods: dict[int, set[str]] = {}
+        self.entries = tuple(entries) or tuple(map(self._entry, self.callbacks))
+        for each in self.entries:
+            self._methods.setdefault(each.owner, set()).add(each.method)
+
+    def _entry(self, callback: Any) -> Entry:
+        owner = owner_of(callback)
+        of = callback if owner is None else owner
+        number = self._owners.setdefault(id(of), len(self._owners))
+        return Entry(number, "" if owner is None else callback.__name__, said_name(callback))
+
+    def number_of(self, value: Any) -> int | None:
+        """Which owner a value is, or stands for on a server; None when it is none."""
+        if self._owners:
+            return None if id(value) in self.counted else self._owners.get(id(value))
+        known: Any = value  # on a server
+        return known.number if type(value).__name__ == "Live" and known.listed else None
+
+    def has(self, owner: int, name: str) -> bool:
+        """Whether a method of that owner is listed."""
+        return name in self._methods.get(owner, ())
+
+
+def owner_of(callback: Any) -> Any:
+    """The object whose method it is; None for what is none, or a method of a class."""
+    if not isinstance(callback, MethodType | BuiltinFunctionType):
+        return None
+    owner = callback.__self__
+    return None if isinstance(owner, ModuleType | type) else owner
+
+
+def said_name(callback: Any) -> str:
+    """What a callable is called, with its module: equal in two processes."""
+    owner = owner_of(callback)
+    if owner is not None:
+        return f"{type(owner).__module__}:{type(owner).__qualname__}.{callback.__name__}"
+    named = callback if hasattr(callback, "__qualname__") else type(callback)
+    return f"{getattr(named, '__module__', None)}:{named.__qualname__}"
 
 
 class Reach:
@@ -112,6 +299,9 @@ class Reach:
             classes, and what these lead to.
         archives: the user's packages that travel as files, when there are any.
         live: what is only given to be called back: it stays where it is, whatever it holds.
+        installed: modules and callables of installed packages, and Python's own types, that
+            reached code names: of these alone a result may hold the process's own.
+        targets: what may be called back.
     """
 
     def __init__(self, archives: Archives | None = None) -> None:
@@ -126,6 +316,8 @@ class Reach:
         self.objects: list[Any] = []
         self.archives = archives
         self.live: list[Any] = []
+        self.installed: list[Any] = []
+        self.targets = Targets()
 
     def absorb(self, part: Reach) -> None:
         """Adds what a part of the walk has reached."""
@@ -145,6 +337,8 @@ class Reach:
         self.untravelable.update(part.untravelable)
         self.objects += part.numbered  # its numbers are its own
         self.objects += part.objects
+        self.installed += part.installed
+        self.targets.codes += part.targets.codes  # its objects are known by other numbers
 
     def part_of(self, value: Any) -> set[Any] | None:
         """The names that are read of a module, object or dict; None when it counts whole."""

@@ -47,6 +47,7 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
         refuse_patched(walk, function)
+        walk.reach.installed.append(function)
         modules.emit_reference(walk, *name)
     else:
         walk.numbered(function, _installed_function, function.__qualname__)
@@ -78,6 +79,7 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     kind = "lambda" if code.co_name == "<lambda>" else "function"
     walk.part("function", f"{kind} {function.__qualname__}", facts.digest)
     walk.guards.function(function)
+    walk.reach.targets.note(function, facts.gives, is_inner=walk.is_inner)
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts)
@@ -166,12 +168,14 @@ def emit_method(walk: Walk, method: MethodType) -> None:
     walk.emit(function)
     walk.label = f"self {type(instance).__name__}"
     uses = attributes.uses_of_first(walk, function)
+    attributes.note_method(walk, function, instance)
     if uses is not None and not isinstance(instance, type):
         reading.slice_of(walk, type(instance))
         reading.slice_of(walk, instance)
         walk.read_by.add((id(instance), id(function)))
         reading.emit_uses(walk, walk.label, instance, uses)
     else:
+        walk.read_whole(instance)
         walk.emit(instance)
 
 
@@ -203,6 +207,7 @@ def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:
     owner = value.__self__
     if owner is None or isinstance(owner, ModuleType):
         home = value.__module__ or getattr(owner, "__name__", "builtins")
+        walk.reach.installed.append(value)
         modules.emit_reference(walk, home, value.__qualname__)
     elif not _is_of_module(walk, value, value.__name__):
         walk.tag("bound builtin")

@@ -34,6 +34,7 @@ def emit_installed(walk: Walk, module: ModuleType, steps: Steps) -> None:
     Its names are in the code, and what is behind them is the same on both sides, unless somebody
     has put it there.
     """
+    walk.reach.installed.append(module)
     modules.emit_reference(walk, module.__name__, "")
     follow_installed(walk, module, steps)
 
@@ -66,6 +67,8 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.note(impure)
     if value is MISSING:
         return
+    if callable(value):
+        walk.reach.installed.append(value)
     if flags.is_flags(value) or walk.world.carries(module, name, value):
         walk.label = f"global {module.__name__}.{name}"
         walk.tag("carried")

@@ -20,6 +20,7 @@ def emit_jax(walk: Walk, value: Any) -> bool:
         return False
     name = found_name(value)
     if name is not None and not walk.is_local(name[0]):
+        walk.reach.installed.append(value)
         modules.emit_reference(walk, *name)
     elif anatomy.is_value:  # jax makes equal ones the same object whenever it likes
         walk.nested(value, _object)

@@ -40,6 +40,9 @@ def emit_root(walk: Walk, value: Any) -> None:
 
 def emit_object(walk: Walk, value: Any) -> None:
     """Appends anything that is not an atom."""
+    if walk.listed is not None and walk.is_listed(value):
+        walk.live(value)
+        return
     value = _plain(value)
     emit = _KINDS.get(type(value))
     if isinstance(value, PlainInside):

@@ -48,6 +48,7 @@ def emit_module(walk: Walk, module: ModuleType) -> None:
     """Appends a module that is used as a value: all that is in it can be reached."""
     name = module.__name__
     if not walk.is_local(name):
+        walk.reach.installed.append(module)
         emit_reference(walk, name, "")
         return
     walk.reach.whole.add(id(module))

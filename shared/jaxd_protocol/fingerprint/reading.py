@@ -74,6 +74,8 @@ def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
         walk.tag("missing")
         return
     walk.tag("builtin")
+    if isinstance(getattr(builtins, name), type):
+        walk.reach.installed.append(getattr(builtins, name))
     if name == "__import__" and not archived.allow_computed(walk, read.steps):
         installed.refuse_computed_import(walk, name)
     if _is_put_there(walk, name, getattr(builtins, name)):
@@ -106,9 +108,10 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
         written: whether the walked code itself changes what they lead to.
     """
     while steps and steps[0][0] != "+":
-        if steps[0][0] == "!":
+        if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
             walk.live(value)
             return
+        walk.note_step(value)
         taken = (
             _take(walk, value, steps) if steps[1:] != _ASSIGNED else _unwatched(walk, value, steps)
         )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.fingerprint.facts import Fingerprint, Reach
+from jaxd_protocol.fingerprint.facts import Fingerprint, Listed, Reach
 from jaxd_protocol.fingerprint.findings import Findings, shown
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
@@ -66,7 +66,9 @@ class Walk(Findings):
         own_classes: classes that are part of this walk, by `id`; all others count by their digest.
         open_classes: those of the walks that this one is a part of.
         read_by: objects and the methods by which they are read, by `id`.
+        is_inner: whether it is a part of another walk.
         archived: modules in them of which something is reached.
+        listed: what `callbacks=` lists.
     """
 
     def __init__(
@@ -74,15 +76,18 @@ class Walk(Findings):
         world: World,
         ignore: Collection[str] = (),
         archives: Archives | None = None,
+        listed: Listed | None = None,
     ) -> None:
         super().__init__(world, archives)
+        self.listed = listed
+        self._stepped: set[int] = set()
         self._ignore = frozenset(ignore)
         self._stream = bytearray(world.salt)
         self._numbers: dict[int, int] = {}
         self._live: dict[int, int] = {}
         self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
         self._depth = 0
-        self._is_inner = False
+        self.is_inner = False
         self._open_sets: frozenset[int] = frozenset()
         self._classes: dict[int, Walked] = {}
         self.open_classes: frozenset[int] = frozenset()
@@ -95,9 +100,15 @@ class Walk(Findings):
         from jaxd_protocol.fingerprint.kinds import emit_root
 
         self._trail = (name,)
+        if self.listed is not None and not self.is_inner:
+            self.tag("callbacks")
+            for entry in self.listed.entries:
+                for each in entry:
+                    self.text(each)
+        self.reach.targets.root = value
         emit_root(self, value)
         self._drain()
-        if self.archives is not None and not self._is_inner:
+        if self.archives is not None and not self.is_inner:
             self._end_archive()
         self._leave_live()
         if not self.is_shared:
@@ -185,11 +196,15 @@ class Walk(Findings):
 
     def live(self, value: Any) -> None:
         """Appends that something is given to be called back, and nothing of its content."""
-        if self._is_inner:
+        if self.is_inner:
             self.emit(value)  # a class means the same wherever it is
             return
         self.tag("live")
         if type(value) in ATOMS:
+            return
+        owner = None if self.listed is None else self.listed.number_of(value)
+        if owner is not None:
+            self._stays(value, owner)
             return
         number = self._live.get(id(value))
         if number is None:
@@ -197,15 +212,54 @@ class Walk(Findings):
             self.reach.live.append(value)
         self._stream += b"!%d;" % number
 
+    def _stays(self, value: Any, owner: int) -> None:
+        from jaxd_protocol.live import Live
+
+        self._stream += b"?%d;" % owner
+        self.reach.stand_ins[id(value)] = Live(owner, listed=True)
+        self.reach.objects.append(value)  # keeps its id from being used again
+
+    def is_listed(self, value: Any, steps: tuple[tuple[str, Any], ...] = ()) -> bool:
+        """Whether a value that is read by these steps is one that `callbacks=` lists.
+
+        Where it is read in another way as well, it counts like everything else.
+        """
+        owner = None if self.listed is None else self.listed.number_of(value)
+        if owner is None or self.listed is None:
+            return False
+        is_read = bool(steps) and steps[0][0] != "!"
+        if self.is_inner or (is_read and not self.listed.has(owner, str(steps[0][1]))):
+            self.listed.counted.add(id(value))
+            return False
+        return True
+
+    def read_whole(self, value: Any) -> None:
+        """A function gets the object itself: it cannot be one that stays with the client."""
+        if self.listed is not None and self.listed.number_of(value) is not None:
+            self.listed.counted.add(id(value))
+
+    def note_step(self, value: Any) -> None:
+        """Something is read of this object."""
+        self._stepped.add(id(value))
+
     def _leave_live(self) -> None:
         """What is only given to be called back does not travel."""
+        targets = self.reach.targets
+        targets.objects = [
+            each._replace(number=self._live.get(id(each.root), -1)) for each in targets.objects
+        ]
         if not self.reach.live:
             return
         from jaxd_protocol.live import Live
 
+        counted = self._numbers.keys() | self._stepped
         for number, value in enumerate(self.reach.live):
-            if id(value) not in self._numbers:
+            if id(value) not in counted:
                 self.reach.stand_ins[id(value)] = Live(number)
+        for each in targets.objects:
+            part = self.reach.slices.get(id(each.root))
+            if part is not None and each.number >= 0 and {*each.names[:1]} - part.names:
+                part.given[each.names[0]] = Live(each.number, each.names[:1])
 
     def nested(self, value: Any, body: Body) -> None:
         """Appends the content of a value without identity here, or later when it lies too deep."""
@@ -240,8 +294,8 @@ class Walk(Findings):
 
     def _inner(self, open_sets: frozenset[int] | None = None) -> Walk:
         """A walk for a part of this one, with numbers of its own."""
-        inner = Walk(self.world, self._ignore, self.archives)
-        inner._is_inner = True
+        inner = Walk(self.world, self._ignore, self.archives, self.listed)
+        inner.is_inner = True
         inner._open_sets = self._open_sets if open_sets is None else open_sets
         inner._classes = self._classes
         inner.open_classes = self.open_classes

@@ -22,7 +22,7 @@ from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.importable import importable_name
-from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.nested import BoundFunction, PlainInside
 from jaxd_protocol.packing import rebuild
@@ -30,13 +30,16 @@ from jaxd_protocol.packing.archives import reduce_archived
 from jaxd_protocol.packing.classes import class_name
 from jaxd_protocol.packing.functions import is_local_function
 from jaxd_protocol.packing.packed import Packed, dump, pack_function
-from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.pickler import PROTOCOL, Pickler
 from jaxd_protocol.packing.table import ClassId
 
 __all__ = ["pack", "pack_out_of_band"]
 
 _MAX_KEPT: Final = 1024
 _TRIES: Final = 3
+
+_NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""What pickle writes by its name, when nobody else knows how."""
 
 _CODE: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
@@ -82,7 +85,7 @@ def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packe
             file = io.BytesIO()
             pickler = _ArgumentPickler(file, collect(), Reach(archives=current_archives()))
             dump(pickler, value, value, what)
-            return Packed.of(file.getvalue(), pickler.classes, pickler.objects)
+            return Packed.of(file.getvalue(), pickler.classes, pickler.objects, pickler.installed)
     raise PackingError(
         f"{what} cannot travel to the server: a class or function in it is changed all the time "
         "while it is packed. Let that end before the call."
@@ -101,14 +104,45 @@ class _ArgumentPickler(Pickler):
 
     Attributes:
         objects: callables that were met, by content id.
+        installed: callables and classes that are held, by the name under which each is imported;
+            not those by which something else is to be made again.
     """
 
     def __init__(self, file: io.BytesIO, collect: Collect | None, reach: Reach) -> None:
         super().__init__(file, collect, reach)
         self.objects: dict[bytes, Any] = {}
+        self.installed: dict[tuple[str, str], Any] = {}
+        self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
 
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, but for code."""
+        reduced = self._reduced(value)
+        if reduced is NotImplemented and not isinstance(value, _NAMED):
+            reduced = self._as_pickle_would(value)
+        if type(reduced) is tuple:
+            makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
+            self._makers.update((id(each), each) for each in makers)
+        if id(value) not in self._makers:
+            self._note_installed(value, reduced)
+        return reduced
+
+    def _note_installed(self, value: Any, reduced: Any) -> None:
+        if type(reduced) is tuple and reduced[0] is rebuild.find_object:
+            name: tuple[str, str] = reduced[1]
+        elif type(reduced) is str:
+            name = getattr(value, "__module__", None) or "builtins", reduced
+        elif reduced is NotImplemented and isinstance(value, type):
+            name = value.__module__, value.__qualname__
+        else:
+            return
+        if name[0].partition(".")[0] not in OWN_PACKAGES:
+            self.installed[name] = value
+
+    def _as_pickle_would(self, value: Any) -> Any:
+        reduce = self.dispatch_table.get(type(value))
+        return reduce(value) if reduce is not None else value.__reduce_ex__(PROTOCOL)
+
+    def _reduced(self, value: Any) -> Any:
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import sys
-from types import BuiltinFunctionType, SimpleNamespace
-from typing import Any
+from collections.abc import Mapping
+from types import BuiltinFunctionType, ModuleType, SimpleNamespace
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint.instances import by_content
+from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import rebuild
 
-__all__ = ["constant_name", "is_plain", "reduce_part", "reduce_singleton"]
+__all__ = ["constant_name", "installed_name", "is_plain", "reduce_part", "reduce_singleton"]
 
 _places: dict[str, tuple[int, dict[int, str]]] = {}
 
 _missing = object()
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
-def reduce_part(value: Any, names: set[str]) -> Any:
-    """An object with only the attributes that are read."""
+def reduce_part(value: Any, names: set[str], given: Mapping[str, Any] = _NOTHING) -> Any:
+    """An object with only the attributes that are read, and what stands for those given away."""
     attributes = getattr(value, "__dict__", {})
     found = {name: attributes.get(name, _missing) for name in sorted(names)}
     for name, attribute in found.items():
         if attribute is _missing and rebuild.is_slot(type(value), name):
             found[name] = getattr(value, name, _missing)
-    kept = {name: each for name, each in found.items() if each is not _missing}
+    kept = {name: each for name, each in found.items() if each is not _missing} | {**given}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
 
 
@@ -69,3 +72,18 @@ def constant_name(value: Any) -> tuple[str, str] | None:
         known = _places[cls.__module__] = (len(content), names)
     name = known[1].get(id(value))
     return (cls.__module__, name) if name and content.get(name) is value else None
+
+
+def installed_name(value: Any) -> tuple[str, str] | None:
+    """Module and name by which each end finds an installed object; None when it has none.
+
+    The name of a module itself is empty.
+    """
+    if isinstance(value, ModuleType):
+        name = value.__name__
+        is_here = sys.modules.get(name) is value and not is_local_module(name)
+        return (name, "") if is_here else None
+    try:
+        return importable_name(value) if callable(value) else constant_name(value)
+    except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
+        return None

@@ -74,7 +74,8 @@ def _content(pickler: Pickler, module: ModuleType) -> dict[str, Any]:
         names = {name for name in names if not name.startswith("@py")}
         return {name: pickler.if_possible(vars(module)[name]) for name in sorted(names)}
     found = {name: _attribute(module, name) for name in sorted(names)}
-    return {name: value for name, value in found.items() if value is not _missing}
+    kept = {name: value for name, value in found.items() if value is not _missing}
+    return kept | pickler.given_of(module)
 
 
 def _attribute(module: ModuleType, name: str) -> Any:

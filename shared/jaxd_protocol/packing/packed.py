@@ -31,17 +31,27 @@ class Packed(bytes):
             on the way, so that results can come back as instances of it.
         objects: the same classes, and callables of the user's own that arguments held, by content
             id.
+        installed: callables and classes of installed packages that arguments held, by the name
+            under which they were packed.
     """
 
     classes: dict[tuple[str, str], type]
     objects: dict[bytes, Any]
+    installed: dict[tuple[str, str], Any]
 
     @classmethod
-    def of(cls, data: bytes, classes: dict[ClassId, type], objects: dict[bytes, Any]) -> Packed:
+    def of(
+        cls,
+        data: bytes,
+        classes: dict[ClassId, type],
+        objects: dict[bytes, Any],
+        installed: dict[tuple[str, str], Any],
+    ) -> Packed:
         """The bytes, with what was met."""
         packed = cls(data)
         packed.classes = {(name.module, name.qualname): found for name, found in classes.items()}
         packed.objects = {**objects, **{name.content: found for name, found in classes.items()}}
+        packed.installed = installed
         return packed
 
 
@@ -60,7 +70,7 @@ def pack_function(function: Any, what: str, reach: Reach) -> Packed:
     pickler = Pickler(file, None, reach)
     body = _Body(_body(pickler, function, reach))
     dump(pickler, (pickler.blob, body, function), function, what)
-    return Packed.of(file.getvalue(), pickler.classes, {})
+    return Packed.of(file.getvalue(), pickler.classes, {}, {})
 
 
 class _Body:

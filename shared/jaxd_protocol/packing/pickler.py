@@ -141,7 +141,7 @@ class Pickler(pickle.Pickler):
             return self.reduce_module(value)
         names = self._reach.part_of(value)
         if names is not None and is_plain(kind):
-            return reduce_part(value, names)
+            return reduce_part(value, names, self.given_of(value))
         return self._reduce_other(value)
 
     def _reduce_other(self, value: Any) -> Any:
@@ -160,6 +160,11 @@ class Pickler(pickle.Pickler):
     def part_of(self, value: Any) -> set[Any] | None:
         """The names that are read of it; None when it counts whole."""
         return self._reach.part_of(value)
+
+    def given_of(self, value: Any) -> dict[str, Any]:
+        """What stands for its attributes that are only given to be called back."""
+        found = self._reach.slices.get(id(value))
+        return {} if found is None else found.given
 
     def reduce_type(self, cls: type) -> Any:
         """For a class."""

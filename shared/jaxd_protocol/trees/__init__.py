@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxd_protocol.trees.encoder import TreeEncoder
-from jaxd_protocol.trees.layout import Layout, parse_skeleton
+from jaxd_protocol.trees.layout import Layout, parse_leaves, parse_skeleton
 from jaxd_protocol.trees.leaves import INLINE_BYTES, Leaf, Place, Placement, read_scalar
 from jaxd_protocol.trees.literals import dump_literal, is_literal, load_literal
 
@@ -17,6 +17,7 @@ __all__ = [
     "dump_literal",
     "is_literal",
     "load_literal",
+    "parse_leaves",
     "parse_skeleton",
     "read_scalar",
 ]

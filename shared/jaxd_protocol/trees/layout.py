@@ -10,7 +10,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.leaves import Leaf, Placement, place_leaves
 from jaxd_protocol.trees.reader import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
 
-__all__ = ["Layout", "parse_skeleton"]
+__all__ = ["Layout", "parse_leaves", "parse_skeleton"]
 
 _MAX_PLACEMENTS: Final = 64
 
@@ -79,13 +79,59 @@ def parse_skeleton(
     Raises:
         ProtocolError: when it is not a skeleton.
     """
+    reader = Reader(_checked(skeleton), find_class, unpickle, own, open_template, close)
+    return _parsed(reader, reader.node)
+
+
+def parse_leaves(skeleton: bytes, count: int) -> Layout:
+    """Reads the skeleton of a list of so many arrays and numbers, and of nothing else.
+
+    Raises:
+        ProtocolError: when it is another one.
+    """
+    reader = Reader(_checked(skeleton), _no_class)
+
+    def leaves() -> Build:
+        reader.at = 1
+        if skeleton[:1] != b"L" or reader.count() != count:
+            raise _no_leaves()
+        builds = [leaf() for _ in range(count)]
+        return lambda values: [build(values) for build in builds]
+
+    def leaf() -> Build:
+        if chr(skeleton[reader.at]) not in _LEAVES:
+            raise _no_leaves()
+        return reader.node()
+
+    return _parsed(reader, leaves)
+
+
+_LEAVES: Final = "AKFIBCZ"
+"""The tags of leaves that hold data; `Z` is one whose data need not be sent."""
+
+
+def _no_leaves() -> ProtocolError:
+    return ProtocolError(
+        "the server sent something else than the list of arrays that the program returns. "
+        "Install the same jaxd on both sides, and use a server that you trust."
+    )
+
+
+def _no_class(*_: Any) -> type:
+    raise _no_leaves()
+
+
+def _checked(skeleton: bytes) -> bytes:
     if type(skeleton) is not bytes:
         raise ProtocolError("a tree's skeleton is no bytes.")
-    reader = Reader(skeleton, find_class, unpickle, own, open_template, close)
+    return skeleton
+
+
+def _parsed(reader: Reader, read: Callable[[], Build]) -> Layout:
     try:
-        build = reader.node()
+        build = read()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ProtocolError("a tree's skeleton cannot be read.") from error
-    if reader.at != len(skeleton):
+    if reader.at != len(reader.data):
         raise ProtocolError("a tree's skeleton has bytes behind its end.")
     return Layout(reader.leaves, build)

@@ -7,16 +7,41 @@ from typing import Any
 
 from jaxd_protocol.errors import ProtocolError, ResultError
 
-__all__ = ["restore"]
+__all__ = ["default_of", "restore"]
 
 
-def restore(cls: Any, state: dict[Any, Any]) -> Any:
+def default_of(cls: Any, name: str, missing: Any) -> Any:
+    """The default of the parameter of that name by which instances of a class are made.
+
+    Both ends ask their own class, so that neither takes the other's word for a callable.
+
+    Args:
+        cls: a dataclass, or any class with a signature.
+        name: of a parameter and of the attribute that it sets.
+        missing: what is returned when there is none.
+    """
+    field = getattr(cls, "__dataclass_fields__", {}).get(name)
+    if field is not None and type(field.default).__name__ != "_MISSING_TYPE":
+        return field.default
+    from inspect import Parameter, signature  # few results have such attributes
+
+    try:
+        parameter = signature(cls).parameters.get(name)
+    except (TypeError, ValueError):  # written in C
+        return missing
+    if parameter is None or parameter.default is Parameter.empty:
+        return missing
+    return parameter.default
+
+
+def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
     """An instance with these attributes, made as `pickle` makes one: without `__init__`.
 
-    Nothing but `__new__` of the class is run: no property, and no `__setattr__`.
+    Nothing but `__new__` of the class is run, and not even that unless it is a class of the
+    process's own: no property, and no `__setattr__`.
     """
     try:
-        instance = cls.__new__(cls)
+        instance = cls.__new__(cls) if is_own else object.__new__(cls)
     except Exception as error:
         raise ResultError(
             f"the result holds a {cls.__qualname__}, which cannot be made without arguments "

@@ -5,6 +5,7 @@
     D M count (key child)*         dict, OrderedDict; keys are literals
     U class fields children        a named tuple; class and fields are literals
     O class state                  an object: its class by name, its attributes as a dict
+                                   (only towards a client)
     G class aux count children     a node as jax's registry of classes knows it
                                    (only towards a client)
     J child                        jax's structure of a tree (only towards a client)
@@ -54,8 +55,14 @@ Unflatten = Callable[[list[Any]], Any]
 class Own(Protocol):
     """What a process has of its own that a peer's tree may be made of."""
 
-    def getter(self, reference: Reference) -> Callable[[], Any]:
-        """What gives the object of a reference, each time a tree is built."""
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
+        """What gives the object of a reference, each time a tree is built.
+
+        The reference is part of instances of the `holders`, outermost first, and is in the
+        attribute `field` of the last one if that has attributes.
+        """
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         """What makes an instance of a class that is registered with jax: of aux data, children."""
@@ -92,6 +99,8 @@ class Reader:
         self._find_class = find_class
         self._unpickle = unpickle
         self._own = own
+        self._holders: tuple[type, ...] = ()
+        self._field = ""
         self._open_template = open_template
         self._close = close
 
@@ -165,14 +174,31 @@ class Reader:
         return lambda leaves: cls._make([child(leaves) for child in children])
 
     def _object(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent an object where only data is allowed.")
         module, name, content = self._class()
         cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
             raise ProtocolError("a tree's skeleton has an object without attributes.")
         from jaxd_protocol.trees.objects import restore
 
-        state = self.node()
-        return lambda leaves: restore(cls, state(leaves))
+        self.at += 1
+        state, is_own = {}, bool(content)
+        for _ in range(self.count()):
+            name = self.literal()
+            state[name] = self._within(cls, str(name))
+        return lambda leaves: restore(
+            cls, {name: child(leaves) for name, child in state.items()}, is_own=is_own
+        )
+
+    def _within(self, holder: type, field: str = "") -> Build:
+        """A node that is part of an object."""
+        before = self._holders, self._field
+        self._holders, self._field = (*self._holders, holder), field
+        try:
+            return self.node()
+        finally:
+            self._holders, self._field = before
 
     def _static(self, tag: str) -> Build:
         value = self.literal()
@@ -181,16 +207,18 @@ class Reader:
     def _reference(self, tag: str) -> Build:
         if self._own is None:
             raise ProtocolError("the peer sent a reference where only data is allowed.")
-        get = self._own.getter(load_reference(self.literal()))
+        reference = load_reference(self.literal())
+        get = self._own.getter(reference, self._holders, self._field)
         return lambda leaves: get()
 
     def _registered(self, tag: str) -> Build:
         if self._own is None:
             raise ProtocolError("the peer sent a registered node where only data is allowed.")
         module, name, content = self._class()
-        unflatten = self._own.unflattener(self._find_class(module, name, None, *content))
-        aux = self.node()
-        children = [self.node() for _ in range(self.count())]
+        cls = self._find_class(module, name, None, *content)
+        unflatten = self._own.unflattener(cls)
+        aux = self._within(cls)
+        children = [self._within(cls) for _ in range(self.count())]
         return lambda leaves: unflatten(aux(leaves), [child(leaves) for child in children])
 
     def _structure(self, tag: str) -> Build:

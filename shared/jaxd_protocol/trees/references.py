@@ -5,6 +5,8 @@
     c     (content id,)                 a callable that came with an argument
     k     (module, name, content id)    a class; without content id, an installed one
     i     (module, name)                an object of an installed module; without name, the module
+    p     (module, name, attribute)     the default of the parameter for the attribute that it is,
+                                        of that class, in the client's own class
     m     (reference, name)             a bound method of what the reference leads to
     e     (module, name, content id, member)   a member of an enum
     d     (name,)                       a dtype
@@ -29,6 +31,7 @@ _SHAPES: Final[dict[str, tuple[type, ...]]] = {
     "c": (bytes,),
     "k": (str, str, bytes),
     "i": (str, str),
+    "p": (str, str, str),
     "m": (tuple, str),
     "e": (str, str, bytes, str),
     "d": (str,),

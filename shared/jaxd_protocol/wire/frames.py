@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
@@ -52,6 +52,8 @@ MAX_BODY_BYTES: Final = 1 << 30
 MAX_BUFFERS: Final = 1 << 16
 MAX_DESCRIPTORS: Final = 64
 """Linux passes up to 253 at once; a receiver has to have room for them before they come."""
+
+_PIECE: Final = 1 << 14
 
 MAX_INFLATED_BYTES: Final = 1 << 28
 """A compressed frame of a stock rpyc peer may inflate to 256 MiB, no further."""
@@ -107,20 +109,34 @@ def too_many_descriptors(count: int) -> str:
     )
 
 
-def inflate(frame: Frame) -> Frame:
+def inflate(frame: Frame, admit: Callable[[int], None] | None = None) -> Frame:
     """Decompresses the frame of a stock rpyc peer, but never beyond `MAX_INFLATED_BYTES`.
+
+    Args:
+        frame: a zlib stream.
+        admit: called with how many bytes it becomes before memory is taken for them; may block.
 
     Raises:
         ProtocolError: when the bytes are not a zlib stream.
         LimitExceeded: when they would inflate further.
     """
-    inflater = zlib.decompressobj()
-    try:
-        data = inflater.decompress(frame, MAX_INFLATED_BYTES)
-    except zlib.error as error:
-        raise ProtocolError(f"a compressed frame cannot be read: {error}.") from error
-    if inflater.unconsumed_tail:
-        raise LimitExceeded(f"a compressed frame inflates beyond {MAX_INFLATED_BYTES:,} bytes.")
-    if not inflater.eof:
-        raise ProtocolError("a compressed frame cannot be read: its end is missing.")
-    return Frame(data)
+    nbytes = _inflated_bytes(frame)
+    if admit is not None:
+        admit(nbytes)
+    return Frame(zlib.decompress(frame, bufsize=max(1, nbytes)))
+
+
+def _inflated_bytes(frame: Frame) -> int:
+    """How many bytes it becomes: nothing in it says so, so it is inflated piece by piece."""
+    inflater, rest, size = zlib.decompressobj(), bytes(frame), 0
+    while not inflater.eof:
+        try:
+            part = inflater.decompress(rest, _PIECE)
+        except zlib.error as error:
+            raise ProtocolError(f"a compressed frame cannot be read: {error}.") from error
+        rest, size = inflater.unconsumed_tail, size + len(part)
+        if size > MAX_INFLATED_BYTES:
+            raise LimitExceeded(f"a compressed frame inflates beyond {MAX_INFLATED_BYTES:,} bytes.")
+        if not (part or rest or inflater.eof):
+            raise ProtocolError("a compressed frame cannot be read: its end is missing.")
+    return size

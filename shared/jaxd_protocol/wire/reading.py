@@ -196,7 +196,7 @@ class FrameReader:
         frame = Frame(ahead.view[start + HEADER.size : start + needed - 1])
         if flags & _BESIDE:
             return self._open_beside(frame, flags, needed, 0)
-        self._at = (ahead, start + needed, inflate(frame) if flags else frame)
+        self._at = (ahead, start + needed, inflate(frame, self._admit) if flags else frame)
         return None
 
     def _open_body(self, size: int, flags: int) -> None:
@@ -214,7 +214,7 @@ class FrameReader:
         if body.flags & _BESIDE:
             return self._open_beside(frame, body.flags, 0, len(frame))
         ahead, start, _ = self._at
-        self._at = (ahead, start, inflate(frame) if body.flags else frame)
+        self._at = (ahead, start, inflate(frame, self._admit) if body.flags else frame)
         return None
 
     def _open_beside(self, frame: Frame, flags: int, offset: int, asked: int) -> None:

@@ -47,6 +47,8 @@ def test_names_are_made_listed_and_taken_away(
     said = capsys.readouterr().out
     path = f"{default_token_dir()}/alice"
     assert f"wrote {path}\n" in said
+    assert "code in each other's answers" in said
+    assert said.endswith("jaxd serve --worker-per-principal\n")
     assert read_token_file(path) not in said
     assert main(["token", "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [

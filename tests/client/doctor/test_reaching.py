@@ -137,9 +137,19 @@ def test_the_step_of_the_handshake_that_fails(live: LiveServer, runtime: Path) -
     wrong_pin = Address.parse(live.tls)._replace(pin="0" * 64)
     assert last(wrong_pin).name == "certificate"
     assert last(wrong_pin._replace(pin="")).name == "certificate"
-    assert last(live.tls, "wrong").name == "token"
+    assert last(live.tls, "wrong-token-for-tests-only").name == "token"
     assert last(live.tcp, None).name == "token"
     assert last(live.tcp.replace("tcp", "tls")).name == "protocol"
+
+
+def test_a_socket_that_may_be_anybodys(runtime: Path) -> None:
+    """It is the connection that is wrong, and neither the token nor a certificate."""
+    runtime.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(f"{runtime}/s.sock")
+        sock.listen()
+        found = last(f"unix://{runtime}/s.sock")
+    assert (found.name, "others can put a socket" in found.advice) == ("connection", True)
 
 
 def test_another_python_over_there(

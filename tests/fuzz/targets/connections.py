@@ -46,20 +46,22 @@ def _spoken(*said: dict[str, Any]) -> bytes:
     return b"".join(struct.pack("!H", len(text)) + text for text in texts)
 
 
-HELLO = {**this_end({"jax": "1"}).to_message(), "session": "s", "nonce": "0" * 32}
+ABOUT = {"versions": {"jax": "1"}, "session": "s", "device": 1}
+CHANNEL = {"channel": handshake.UNIX.said()}
+HELLO = {**this_end({"jax": "1"}).to_message(), **CHANNEL, **ABOUT, "nonce": "0" * 32}
 ACCOUNTS = [Account.named("alice", "a" * 43), Account.unnamed("b" * 43)]
 
 
 def _greeted_by_a_client(data: bytes) -> None:
     for accounts in ((), ACCOUNTS):
-        handshake.greet_client(Said(data), {}, accounts, "uid:1")
+        handshake.greet_client(Said(data), handshake.UNIX, accounts, "uid:1")
 
 
 def _greeted_by_a_server(data: bytes) -> None:
     for token in (None, "a" * 43):
         with suppress(JaxdError):
-            handshake.greet_server(Said(data), {}, token, None)
-    handshake.greet_server(Said(data), {}, "b" * 43, "session")
+            handshake.greet_server(Said(data), handshake.UNIX, {}, token, None)
+    handshake.greet_server(Said(data), handshake.UNIX, {}, "b" * 43, "session")
 
 
 def _frames(data: bytes) -> None:
@@ -146,7 +148,7 @@ def _tls_hello() -> bytes:
 CONNECTIONS: dict[str, Target] = {
     "greeting of a client": Target(
         _greeted_by_a_client,
-        [_spoken(HELLO, {"proof": "0" * 64}), _spoken({**HELLO, "protocol": 99}), b"\0\2{}"],
+        [_spoken(HELLO, ABOUT, {"proof": "0" * 64}), _spoken({**HELLO, "protocol": 99}), b"\0\2{}"],
         (JaxdError, EOFError),
     ),
     "greeting of a server": Target(

@@ -68,7 +68,7 @@ def _requests(data: bytes) -> None:
     """Messages of a client that was let in; the connection ends, and nothing is left of it."""
     shop = _shop()
     with shop.raw() as sock, suppress(OSError):
-        handshake.greet_server(sock, {}, None, None)
+        handshake.greet_server(sock, handshake.UNIX, {}, None, None)
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):
@@ -96,7 +96,7 @@ class _Impostor:
             sock, _ = self._listener.accept()
             with sock, suppress(OSError, EOFError):
                 sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
-                handshake.greet_client(sock, {}, (), "me")
+                handshake.greet_client(sock, handshake.UNIX, (), "me")
                 welcome = {"auth": "none", "session": "s", "slots": 8, "max_frame_bytes": 1 << 20}
                 handshake.finish_greeting(sock, {}, None, welcome)
                 sock.recv(1 << 16)  # the call

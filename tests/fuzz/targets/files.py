@@ -136,10 +136,12 @@ FILES: dict[str, Target] = {
             b"tcp://[::1]:18861",
             b"tls://h:1#sha256=" + b"0f" * 32,
             b"ssh://user@host:22/p",
+            b"tcp://h:1?insecure=1",
+            b"unix:///run/x.sock?uid=999",
         ],
     ),
     "configuration file": Target(
         _config, [b'server = "tcp://h:1"\ntoken_file = "~/x"\nautostart = false\n']
     ),
-    "token file": Target(_token, [b"a" * 43 + b"\n", b" \xff\n"]),
+    "token file": Target(_token, [b"0123456789abcdef" * 4 + b"\n", b" \xff\n"]),
 }

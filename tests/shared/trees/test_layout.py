@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees import INLINE_BYTES, Layout, dump_literal, parse_skeleton
+from jaxd_protocol.trees import INLINE_BYTES, Layout, dump_literal, parse_leaves, parse_skeleton
 from tests.shared.trees.samples import Point, encode, find_class, parse, trees
 
+X = np.zeros(3, "f4")
 LARGE = np.zeros(INLINE_BYTES + 1, "u1")
 P = b"P" + struct.pack("!I", 2)
 Q = b"Q" + struct.pack("!I", 3) + b"abc"
@@ -47,10 +48,14 @@ def test_a_tree_is_built_from_any_leaves_as_often_as_one_likes() -> None:
         assert layout.build(leaves) == Point([one, None], OrderedDict(a=two, b=(three,)))
 
 
+OWN: Any = object()
+"""What a client has of its own, where nothing of it is asked for."""
+
+
 def test_an_object_is_made_without_calling_it() -> None:
     """From its class and its attributes alone."""
     skeleton = b"O" + dump_literal(("m", "Thing")) + encode({"x": 1, "y": None}).skeleton
-    thing = parse_skeleton(skeleton, any_class).build([5])
+    thing = parse_skeleton(skeleton, any_class, own=OWN).build([5])
     assert type(thing) is Thing
     assert vars(thing) == {"x": 5, "y": None}
 
@@ -64,9 +69,10 @@ def test_a_reader_that_takes_no_code_refuses_it(skeleton: bytes) -> None:
 
 R = b"R" + dump_literal(("o", (), b"token", "it"))
 G = b"G" + dump_literal(("m", "Thing")) + b"N" + struct.pack("!I", 0)
+OBJECT = b"O" + dump_literal(("m", "Thing")) + b"D" + struct.pack("!I", 0)
 
 
-@pytest.mark.parametrize("skeleton", [R, G, b"JN"])
+@pytest.mark.parametrize("skeleton", [R, G, OBJECT, b"JN"])
 def test_a_reader_that_has_nothing_of_its_own_takes_only_data(skeleton: bytes) -> None:
     """A server takes no references: a client sends the object itself, or a token."""
     with pytest.raises(ProtocolError, match="where only data is allowed"):
@@ -82,10 +88,10 @@ def test_what_else_is_said_of_a_class_reaches_whoever_looks_it_up() -> None:
         return Thing
 
     for said in ((), (b"id",), (b"id", ((b"mark", 3),))):
-        parse_skeleton(b"O" + dump_literal(("m", "n", *said)) + b"D" + count(0), find)
+        parse_skeleton(b"O" + dump_literal(("m", "n", *said)) + b"D" + count(0), find, own=OWN)
         assert asked.pop() == ("m", "n", None, *said)
     with pytest.raises(ProtocolError):
-        parse_skeleton(b"O" + dump_literal(("m", "n", 3)) + b"D" + count(0), find)
+        parse_skeleton(b"O" + dump_literal(("m", "n", 3)) + b"D" + count(0), find, own=OWN)
 
 
 def test_a_server_takes_code() -> None:
@@ -214,3 +220,37 @@ def test_garbage_is_refused_in_our_own_words(skeleton: bytes) -> None:
         return
     with pytest.raises(ProtocolError):
         layout.whole.check(bytes(layout.whole.blob_bytes + 1), [])
+
+
+def test_a_list_of_leaves_is_read_as_such() -> None:
+    """Arrays and numbers, as many as are expected."""
+    layout = parse_leaves(encode([X, 1.0, 2, True, 1j]).skeleton, 5)
+    assert [leaf.tag for leaf in layout.leaves] == ["A", "F", "I", "B", "C"]
+    assert layout.build([1, 2, 3, 4, 5]) == [1, 2, 3, 4, 5]
+    assert parse_leaves(encode([]).skeleton, 0).build([]) == []
+
+
+@pytest.mark.parametrize(
+    "tree", [X, (X,), [[X]], {"a": X}, [X, X], [None], [()], [Point(X, X)], [OrderedDict(a=X)]]
+)
+def test_anything_else_than_a_list_of_leaves_is_refused(tree: Any) -> None:
+    """Also what a general tree may be made of."""
+    with pytest.raises(ProtocolError, match="list of arrays"):
+        parse_leaves(encode(tree).skeleton, 1)
+
+
+@pytest.mark.parametrize("tag", sorted("NTLDMUOGJSRQXVP"))
+def test_no_other_tag_is_read_in_a_list_of_leaves(tag: str) -> None:
+    """Whatever stands behind it."""
+    skeleton = b"L" + struct.pack("!I", 1) + tag.encode() + dump_literal(("os", "PathLike"))
+    with pytest.raises(ProtocolError, match="list of arrays"):
+        parse_leaves(skeleton, 1)
+
+
+@pytest.mark.parametrize(
+    "skeleton", [b"", b"L", b"L\0\0\0\1", b"L\0\0\0\1F!", b"L\xff\xff\xff\xffF", "L"]
+)
+def test_a_broken_list_of_leaves_is_refused(skeleton: Any) -> None:
+    """Cut off, too long, or no bytes."""
+    with pytest.raises(ProtocolError):
+        parse_leaves(skeleton, 1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 import zlib
 
 import pytest
@@ -64,6 +65,24 @@ def test_inflation_stops_at_the_limit(
             inflate(frame)
     else:
         assert len(inflate(frame)) == 50_000 + over
+
+
+def test_what_a_frame_becomes_is_admitted_first() -> None:
+    """To the byte, and before there is memory for it."""
+    bomb, admitted = Frame(zlib.compress(bytes(50 << 20))), list[int]()
+
+    def refuse(nbytes: int) -> None:
+        admitted.append(nbytes)
+        raise LimitExceeded("no room.")
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceeded):
+            inflate(bomb, refuse)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert admitted == [50 << 20]
 
 
 @pytest.mark.parametrize("cut", range(1, 12))

@@ -1,0 +1,109 @@
+"""The mends that a run can take away again in its victim, to show that it finds what they mend.
+
+Each name stands for one hole; its function puts back, in the process that it is called in, what
+was allowed before the mend.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+__all__ = ["REVERTS", "revert"]
+
+
+def _loaded(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def _results() -> None:
+    """A result may hold an instance of any loaded class, and anything that has a name."""
+    from jaxd import own_objects
+
+    def node(self: Any, module: str, name: str) -> Any:
+        found = _loaded(module, name)
+        return found if isinstance(found, type) else None
+
+    def brought(self: Any, module: str, name: str) -> Any:
+        found = _loaded(module, name)
+        return own_objects._missing if found is None else found
+
+    changed: Any = own_objects.OwnObjects
+    changed._node = node
+    changed._brought = brought
+    changed._sent_or_data = lambda self, found: found
+    changed._FINDERS = {**changed._FINDERS, "i": brought}
+
+
+class _Finder:
+    """Finds what a server aims at: from any object to whatever hangs there."""
+
+    def __init__(self, identity: Any) -> None:
+        self._objects = identity._walked.reach.numbered
+
+    def at(self, aim: Any) -> Any:
+        """What is there."""
+        kind, *rest = aim
+        return getattr(self, f"_{kind}")(*rest)
+
+    def _object(self, number: int) -> Any:
+        return self._objects[number]
+
+    def _get(self, owner: Any, name: str) -> Any:
+        return getattr(self.at(owner), name)
+
+    def _partial(self, function: Any, args: Any, named: Any) -> Any:
+        return functools.partial(self.at(function), *map(self.at, args))
+
+    def _value(self, value: Any) -> Any:
+        return value
+
+    def _array(self, value: Any) -> Any:
+        import numpy as np
+
+        return np.array(value)
+
+
+def _aims() -> None:
+    """A callback may be aimed at anything that the function reaches, and at methods of data."""
+    from jaxd.callbacks import Callbacks
+
+    before: Any = Callbacks._call
+
+    def call(self: Any, call: Any, skeleton: bytes, blob: bytes, buffers: Any) -> Any:
+        identity = call.spec.identity
+        with identity.travelling():
+            aim, *_, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
+        if type(aim) is bytes:
+            return before(self, call, skeleton, blob, buffers)
+        return _Finder(identity).at(aim)(*args, **kwargs)
+
+    changed: Any = Callbacks
+    changed._call = call
+
+
+def _warnings() -> None:
+    """The file that a server's warning names is opened here."""
+    from jaxd import hearing
+
+    changed: Any = hearing
+    changed.shown_file = lambda file: file
+
+
+REVERTS: Final[Mapping[str, Callable[[], None]]] = {
+    "C1": _results,
+    "C2": _aims,
+    "W": _warnings,
+}
+"""By the hole that each opens again; the names are those of `hole_of`."""
+
+
+def revert(names: Iterable[str]) -> None:
+    """Puts back what was allowed before these mends."""
+    for name in names:
+        REVERTS[name]()

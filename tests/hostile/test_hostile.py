@@ -1,0 +1,151 @@
+"""A short run of each hostile end in every run of the tests; `make hostile` is the long one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.trees import parse_skeleton
+from tests.hostile.generation import Exchange, Generator, Step, read_exchange
+from tests.hostile.inventory import inventory
+from tests.hostile.reverts import REVERTS, revert
+from tests.hostile.running import FOUND, ClientRun, Find, ServerRun, hole_of, kind_of, replayed
+from tests.live_server import ROOT
+
+pytestmark = [pytest.mark.fuzz, pytest.mark.own_server]
+
+SEED = 20261123
+OWN = {
+    "mark": "00",
+    "fingerprint": "11" * 16,
+    "objects": [{"codes": [[[], 0], [[0], 1]], "cells": 0, "names": ["a"]}],
+    "live": [{"codes": [], "cells": 0, "names": []}],
+    "calls_back": True,
+    "classes": [],
+    "contents": [],
+}
+
+
+@cache
+def known() -> dict[str, Any]:
+    """What is loaded here."""
+    return {**inventory({}), "own": {"f": OWN}}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[ServerRun]:
+    """A hostile server, and its victim."""
+    run = ServerRun(SEED, libraries=False, keep=False)
+    yield run
+    run.close()
+
+
+def test_a_client_does_nothing_for_a_hostile_server(run: ServerRun) -> None:
+    """Nothing that no honest exchange does."""
+    run.run(20.0, most=600)
+    assert run.finds == {}
+    assert {kind for kind, _ in run.counts} >= {"tag", "reference", "aim", "event", "question"}
+
+
+def test_a_server_does_nothing_for_a_hostile_client() -> None:
+    """One of programs only: nothing is opened, imported, compiled or unpickled."""
+    pytest.importorskip("flatbuffers")
+    run = ClientRun(SEED, accepts="exported", keep=False)
+    try:
+        run.run(8.0, most=600)
+        assert run.finds == {}
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.glob("????????????")), ids=lambda path: path.name)
+def test_what_was_found_once_is_harmless_now(path: Path) -> None:
+    """Whatever a hostile server has reached stays here."""
+    assert replayed(path, libraries=True) == {}
+
+
+def test_the_same_seed_says_the_same() -> None:
+    """So that what was found can be found again."""
+    one, two = (Generator(known(), 7) for _ in range(2))
+    said = [one.exchange(number, "call", "f") for number in range(200)]
+    assert said == [two.exchange(number, "call", "f") for number in range(200)]
+    assert [read_exchange(each.to_bytes()) for each in said] == said
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_skeletons_of_arguments_are_read_or_refused(seed: int) -> None:
+    """Never with another error than one of jaxd's own: also those that nobody would write."""
+    generator = Generator(known(), seed, to_server=True)
+    generator.begin(seed)
+    skeleton = generator.arguments((b"",))[0]
+    with suppress(JaxdError):
+        parse_skeleton(skeleton, lambda *_: tuple, bytes)
+
+
+AUDITED = """
+import os, sys
+from tests.hostile.audit import Oracle
+
+oracle = Oracle(1, {"os.remove": lambda args, frame: args[0] == "mine"})
+oracle.install()
+open("mine", "w").close()
+open("theirs", "w").close()
+oracle.arm()
+os.remove("mine")
+try:
+    os.remove("theirs")
+except Exception as error:
+    print(type(error).__name__, flush=True)
+os._exit(0)
+"""
+
+
+def test_the_oracle_stops_what_it_reports(tmp_path: Path) -> None:
+    """Before it happens; what is allowed happens."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}"}
+    command = [sys.executable, "-c", AUDITED]
+    said = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert '"find": "os.remove"' in said
+    assert "Stopped" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_secret_in_an_answer_is_found(run: ServerRun) -> None:
+    """What a client sends is looked through."""
+    from tests.hostile.functions import SECRET
+
+    before = dict(run.finds)
+    run.server.said.append(SECRET.encode())
+    run.try_one(Exchange("info", "plain", (Step("reply", "{}"),)))
+    new = {kind: find for kind, find in run.finds.items() if kind not in before}
+    assert [find.event for find in new.values()] == ["secret"]
+    run.finds.clear()
+
+
+def test_finds_of_one_place_are_one_kind() -> None:
+    """Whatever the library below did."""
+    stack = ("numpy/a.py:3 f", "client/jaxd/callbacks.py:76 _call", "client/jaxd/questions.py:1 x")
+    finds = [Find("open", args, stack, None, 0) for args in ("a", "b")]
+    assert len({kind_of(each) for each in finds}) == 1
+    assert hole_of(finds[0]) == "C2"
+
+
+def test_every_mend_can_be_named() -> None:
+    """And nothing else."""
+    assert {"C1", "C2", "W"} == set(REVERTS)
+    with pytest.raises(KeyError):
+        revert(["other"])
