@@ -36,6 +36,8 @@ def main() -> int:
     faulthandler.dump_traceback_later(2 * arguments.seconds + 900, exit=True)  # it hangs
     with Soak(folder, arguments.seed) as soak:
         found = soak.run(arguments.seconds)
+    if found["bad"]:
+        soak.write_logs()
     written = text(found)
     print(written)
     if arguments.json is not None:
@@ -47,7 +49,9 @@ def main() -> int:
         return 0
     print("\n\n".join(found["bad"][:20]))
     (folder / "findings").write_text("\n\n".join(found["bad"]))
-    print(f"{len(found['bad'])} findings, seed {arguments.seed}; see {folder}")
+    print(f"\n{len(found['bad'])} findings, seed {arguments.seed}; see {folder}")
+    for each in found["bad"][:20]:  # the last lines of a log are read first
+        print(f"  {each.splitlines()[0]}")
     return 1
 
 

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jaxd.control_client import ask_patiently
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import control_path
+from jaxd_server.stacks import ask_for_stacks
 from tests.end_to_end.counting import records
 from tests.end_to_end.damage import DAMAGE
 from tests.faults.proxy import Proxy
@@ -25,6 +26,9 @@ from tests.soak.crew import ENDS, Member
 from tests.soak.judging import Faults
 
 __all__ = ["Breaking"]
+
+_STACKS_S: Final = 2.0
+"""In which a worker has written them."""
 
 
 class Breaking:
@@ -233,6 +237,14 @@ class Breaking:
     def _control(self, request: str, /, **more: Any) -> dict[str, Any]:
         path = control_path(Address.parse(self.server.unix))
         return ask_patiently(path, {"ask": request, **more}) or {}
+
+    def doing(self) -> str:
+        """Its status, and the stacks of its worker, for who looks why a client hangs."""
+        server = self.server
+        status, stacks = self._control("status"), len(server.raw)
+        ask_for_stacks(server.worker_pid())
+        time.sleep(_STACKS_S)
+        return f"{status}\n{''.join(server.raw[max(0, stacks - 30) :])}"
 
     def close(self) -> None:
         """Ends the server and the proxies."""

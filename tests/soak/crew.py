@@ -40,6 +40,7 @@ class Member:
         oracle: where it learns what is right; None: it has jax.
         environment: of the process.
         take: is given each line, in a thread of its own.
+        server: says what the server does, when a process hangs.
 
     Attributes:
         ended: how many processes came to each kind of end.
@@ -57,8 +58,10 @@ class Member:
         oracle: str | None,
         environment: Mapping[str, str],
         take: Callable[[str, Line], None],
+        server: Callable[[], str],
     ) -> None:
         self.name = name
+        self._server = server
         self._words = [str(seed), str(folder), address, oracle or "-"]
         self._folder, self._take = folder, take
         more = {"PYTHONPATH": f"{environment['PYTHONPATH']}:{ROOT}", "PYTHONFAULTHANDLER": "1"}
@@ -108,15 +111,21 @@ class Member:
             self._complain("ended by itself")
             self.start()
         elif time.monotonic() - self.last > HUNG_S:
-            self.process.send_signal(signal.SIGABRT)  # it says where it hangs
-            self.process.wait()
-            self._complain("hung")
+            self._abort("hung")
             self.start()
 
-    def _complain(self, what: str) -> None:
+    def _abort(self, what: str) -> None:
+        """Ends a process that hangs; it says where."""
+        quiet_s = time.monotonic() - self.last
+        server = self._server()
+        self.process.send_signal(signal.SIGABRT)
+        self.process.wait()
+        self._complain(f"{what}, silent for {quiet_s:.0f} s", f"\nthe server:\n{server}")
+
+    def _complain(self, what: str, more: str = "") -> None:
         self._reader.join()
         code, said = self.process.returncode, self._said.read_text()[-6000:]
-        self.complaints.append(f"{self.name}.{self._generation} {what} ({code}):\n{said}")
+        self.complaints.append(f"{self.name}.{self._generation} {what} ({code}):\n{said}{more}")
 
     def end(self, how: str) -> None:
         """Ends the present process."""
@@ -127,9 +136,9 @@ class Member:
         try:
             self.process.wait(HUNG_S)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)
-            self.process.wait()
-        if self.process.returncode not in codes:
-            self._complain(f"was to be {how}")
+            self._abort(f"was to be {how}")
+        else:
+            if self.process.returncode not in codes:
+                self._complain(f"was to be {how}")
         self._reader.join()
         self.ended[how] += 1

@@ -124,9 +124,13 @@ class Soak:
     def _member(self, name: str, scheme: str, oracle: str | None) -> Member:
         folder, server = self._folder / name, self._breaking.server
         address = self._breaking.address(scheme)
-        return Member(
-            name, self._seed, folder, address, oracle, server.environment, self._found.take
-        )
+        take, doing = self._found.take, self._breaking.doing
+        return Member(name, self._seed, folder, address, oracle, server.environment, take, doing)
+
+    def write_logs(self) -> None:
+        """Writes what each server has logged into the folder."""
+        for number, server in enumerate(self._servers, 1):
+            (self._folder / f"server.{number}.log").write_text("".join(server.raw))
 
     def run(self, seconds: float) -> dict[str, Any]:
         """All that is to say of it, as JSON values; what is not as it has to be stands in `bad`."""
