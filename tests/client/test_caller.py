@@ -18,7 +18,7 @@ from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
-from tests.hostile.generation import Exchange, Step
+from tests.hostile.exchanges import Exchange, Step
 from tests.hostile.server import HostileServer
 from tests.live_server import LiveServer
 

@@ -14,10 +14,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from tests.hostile.reverts import REVERTS
-from tests.hostile.running import FOUND, ClientRun, Run, ServerRun, hole_of, table
+from tests.hostile.running import FOUND, ClientRun, Run, ServerRun, hole_of, replayed, table
 
 __all__ = ["main"]
 
@@ -44,9 +45,20 @@ def main() -> int:
         choices=[*REVERTS, "all"],
         help="take a mend away in the victim, and find what it mends, within --seconds or 600",
     )
+    parser.add_argument(
+        "--replay",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help=f"have these exchanges again, which a run has kept in {FOUND.name}/",
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("ends", nargs="*", help=f"of these: {', '.join(ENDS)}")
     arguments = parser.parse_args()
+    if arguments.replay is not None:
+        finds = [replayed(path, libraries=True) for path in arguments.replay]
+        print("nothing was found" if not any(finds) else "something was found: see above")
+        return int(any(map(bool, finds)))
     if arguments.revert is not None:
         names = list(REVERTS) if arguments.revert == "all" else [arguments.revert]
         seconds = min(arguments.seconds, 600.0)

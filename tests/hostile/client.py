@@ -60,6 +60,7 @@ class HostileClient:
         self._seed = seed
         self._rng = random.Random(seed)
         self._generator = Generator(inventory, seed, to_server=True)
+        self._draws = self._generator.draws
         self._honest = jaxd.connect(address, token=token)
         self._functions: list[Any] = [
             self._honest.persistent_call(lambda x: x + 1),
@@ -73,7 +74,7 @@ class HostileClient:
     @property
     def counts(self) -> Counter[tuple[str, str]]:
         """What was said, by kind and name."""
-        return self._generator.counts
+        return self._draws.counts
 
     def warm(self) -> None:
         """All that an honest client does, so that it is known what that does to the server."""
@@ -111,12 +112,12 @@ class HostileClient:
             TimeoutError: when the server does not answer.
         """
         self._rng = random.Random((self._seed << 40) + number)
-        self._generator.begin(number)
+        self._draws.begin(number)
         for _ in range(self._rng.randrange(1, 4)):
             verb = self._rng.choices(list(VERBS), [each[0] for each in VERBS.values()])[0]
             args, buffers = VERBS[verb][1](self, verb)
             if self._rng.random() < 0.04:
-                args = tuple(self._generator._plain(2) for _ in range(self._rng.randrange(5)))
+                args = tuple(self._draws.plain(2) for _ in range(self._rng.randrange(5)))
             self.counts["verb", verb] += 1
             self._send(verb, args, buffers)
 
@@ -161,9 +162,9 @@ class HostileClient:
         name, options, meaning = said
         where = self._rng.randrange(4)
         if where == 0:
-            return self._generator._plain(3)
+            return self._draws.plain(3)
         if where == 1:
-            name = self._generator._text()
+            name = self._draws.text()
         elif where == 2:
             options = self._options()
         else:
@@ -171,16 +172,16 @@ class HostileClient:
         return name, options, meaning
 
     def _options(self) -> bytes:
-        plain = self._generator._plain
+        plain = self._draws.plain
         names = ("static_argnums", "donate_argnums", "inline", "keep_unused", "static", "config",
                  "in_shardings", "extra_key", "transformations", "device", "other")  # fmt: skip
         pairs = tuple((self._rng.choice(names), plain(2)) for _ in range(2))
-        return dump_literal(pairs) if self._rng.random() < 0.9 else self._generator._bytes()
+        return dump_literal(pairs) if self._rng.random() < 0.9 else self._draws.bytes()
 
     def _changed(self, value: Any) -> Any:
         """Plain values like these, some of them replaced."""
         if self._rng.random() < 0.1:
-            return self._generator._plain(2)
+            return self._draws.plain(2)
         return tuple(map(self._changed, value)) if type(value) is tuple else value
 
     def _code(self, fingerprint: bytes) -> bytes:
@@ -196,7 +197,7 @@ class HostileClient:
 
     def call_back(self, *_: Any) -> tuple[Any, Sequence[memoryview]]:
         """Whatever a program of its own calls back."""
-        return self._generator._plain(2), ()
+        return self._draws.plain(2), ()
 
     def event(self, *_: Any) -> None:
         """It does not care."""
@@ -205,7 +206,7 @@ class HostileClient:
 
     def _key(self) -> bytes:
         if self._rng.random() < 0.05:
-            return self._generator._bytes()
+            return self._draws.bytes()
         if self._rng.random() < 0.06 and self._accepts == "exported":
             return self._program()
         return self._rng.choice(self._known)[0]
@@ -247,30 +248,30 @@ class HostileClient:
         return (self._key(), self._arguments()[0], described), ()
 
     def _stages(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        stage = self._rng.choice(("jaxpr", "lowered", "compiled", self._generator._text()))
-        dialect = self._rng.choice(("stablehlo", "hlo", self._generator._text()))
+        stage = self._rng.choice(("jaxpr", "lowered", "compiled", self._draws.text()))
+        dialect = self._rng.choice(("stablehlo", "hlo", self._draws.text()))
         skeleton, _, buffers = self._arguments()
         return (self._key(), skeleton, stage, dialect, self._rng.random() < 0.5), buffers
 
     def _put(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
         skeleton, blob, buffers = self._arguments()
-        config = self._generator._plain(2) if self._rng.random() < 0.3 else ()
+        config = self._draws.plain(2) if self._rng.random() < 0.3 else ()
         return (self._rng.randrange(1 << 30), skeleton, blob, b"", config), buffers
 
     def _ids(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
         ids = pack_ids([self._rng.randrange(1 << 22) for _ in range(self._rng.randrange(3))])
         if verb in ("fetch", "adopt"):
-            return (ids, self._rng.choice((b"", ids + ids, self._generator._bytes()))), ()
+            return (ids, self._rng.choice((b"", ids + ids, self._draws.bytes()))), ()
         if verb == "name":
             skeleton = self._arguments()[0]
-            return (self._generator._text(), skeleton, ids, self._rng.choice((None, 1.5, -1.0))), ()
+            return (self._draws.text(), skeleton, ids, self._rng.choice((None, 1.5, -1.0))), ()
         return (ids,), ()
 
     def _part(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        return (self._rng.randrange(1 << 22), self._generator._plain(2), 9, 7), ()
+        return (self._rng.randrange(1 << 22), self._draws.plain(2), 9, 7), ()
 
     def _named(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        name = self._generator._text()
+        name = self._draws.text()
         return (name, self._rng.randrange(1 << 30)) if verb == "named" else (name,), ()
 
     def _nothing(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
@@ -280,13 +281,13 @@ class HostileClient:
         return (self._rng.choice((0, 1, 3)),), ()
 
     def _any(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        return tuple(self._generator._plain(1) for _ in range(self._rng.randrange(3))), ()
+        return tuple(self._draws.plain(1) for _ in range(self._rng.randrange(3))), ()
 
     def _mark(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        return (self._rng.choice(("", self._generator._text())),), ()
+        return (self._rng.choice(("", self._draws.text())),), ()
 
     def _forget(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
-        return (self._generator._bytes(),), ()
+        return (self._draws.bytes(),), ()
 
 
 _SILENT: Final = frozenset({"drop", "unshare", "cancel", "bye"})

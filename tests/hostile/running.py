@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.hostile.client import HostileClient
+from tests.hostile.drawing import CANARIES
+from tests.hostile.exchanges import Exchange, Step, read_exchange
 from tests.hostile.functions import SECRET
-from tests.hostile.generation import CANARIES, Exchange, Generator, Step, read_exchange
+from tests.hostile.generation import Generator
 from tests.hostile.inventory import inventory
 from tests.hostile.server import HostileServer
 from tests.hostile.victim_server import ARM, FINDS
@@ -288,7 +290,7 @@ class ServerRun(Run):
     @property
     def counts(self) -> Counter[tuple[str, str]]:
         """What was said, by kind and name."""
-        return self._generator.counts
+        return self._generator.draws.counts
 
     def _start(self) -> Victim:
         victim = Victim(
@@ -459,9 +461,9 @@ def _save(end: str, kind: str, find: Find, seed: int) -> None:
     (FOUND / f"{name}.txt").write_text(_said(end, kind, find, seed) + f"\n{find.exchange}\n")
 
 
-def replayed(path: Path, *, libraries: bool) -> dict[str, Find]:
+def replayed(path: Path, *, libraries: bool, reverts: Sequence[str] = ()) -> dict[str, Find]:
     """What is found when an exchange that was kept is had again."""
-    run = ServerRun(0, libraries=libraries, keep=False)
+    run = ServerRun(0, libraries=libraries, reverts=reverts, keep=False)
     try:
         run.try_one(read_exchange(path.read_bytes()))
         return run.finds

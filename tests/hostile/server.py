@@ -15,7 +15,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from jaxd_protocol.wire.connection import encode_reply, encode_request
 from tests.client.fake_server import greeted
-from tests.hostile.generation import Exchange, Step
+from tests.hostile.exchanges import Exchange, Step
 
 __all__ = ["HostileServer"]
 
