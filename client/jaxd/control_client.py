@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxd.dialling import check_owner
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
 
 __all__ = ["ask", "ask_patiently", "stop_and_wait"]
 
@@ -30,6 +30,7 @@ def ask(path: str, request: Mapping[str, Any], uid: int | None = None) -> dict[s
         AuthenticationFailed: when somebody else holds the socket.
         ConnectionLost: when somebody holds the socket but does not reply within five seconds,
             ten times as long as a host waits for a worker that hangs.
+        ProtocolError: when the reply is none of jaxd's.
     """
     control = _connect(path, uid)
     if control is None:
@@ -44,7 +45,7 @@ def ask_patiently(
     """As `ask`, of what takes the host a while.
 
     Raises:
-        AuthenticationFailed: as `ask`.
+        AuthenticationFailed, ProtocolError: as `ask`.
         ConnectionLost: when it does not even listen.
     """
     control = _connect(path, uid)
@@ -61,7 +62,7 @@ def stop_and_wait(path: str, *, now: bool = False, uid: int | None = None) -> bo
     It finishes its running calls first, however long they take, unless it is to stop `now`.
 
     Raises:
-        AuthenticationFailed: as `ask`.
+        AuthenticationFailed, ProtocolError: as `ask`.
         ConnectionLost: when it does not even reply.
     """
     control = _connect(path, uid)
@@ -107,5 +108,14 @@ def _exchange(
         ) from error
     except ConnectionError:
         return None  # it went away as we asked
-    reply: dict[str, Any] | None = json.loads(line) if line else None
+    if not line:
+        return None
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise ProtocolError(
+            f"what holds {path} does not reply as jaxd does. Find its process with `lsof {path}`."
+        )
     return reply

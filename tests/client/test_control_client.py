@@ -8,7 +8,7 @@ import pytest
 
 from jaxd import control_client, dialling
 from jaxd.control_client import ask, stop_and_wait
-from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost
+from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost, ProtocolError
 from tests.server.host_process import HostProcess
 
 
@@ -58,6 +58,17 @@ def test_a_host_that_says_nothing_is_an_error(
         silent.listen()
         with pytest.raises(ConnectionLost, match=f"{path} but does not reply.*lsof {path}"):
             ask(path, {"ask": "status"})
+
+
+@pytest.mark.parametrize("reply", [b"hello\n", b"\xff\n", b"[]\n", b"{\n"])
+def test_a_reply_that_is_none_of_jaxds_is_an_error(runtime: Path, reply: bytes) -> None:
+    """Which says where to look, instead of how JSON is read."""
+    path = str(runtime / "control")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(reply)
+        with pytest.raises(ProtocolError, match=f"{path} does not reply as jaxd.*lsof {path}"):
+            control_client._exchange(ours, path, {"ask": "status"})
 
 
 def test_a_host_that_goes_away_has_no_reply(runtime: Path) -> None:
