@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 import time
+from typing import Final
 
 from tests.fuzz.fuzzing import FOUND, run
 from tests.fuzz.mutating import mutations
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import ALONE, TARGETS
+
+_ALL: Final = {**TARGETS, **ALONE}
 
 
 def main() -> int:
@@ -20,9 +23,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for all of it (default: 600)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--plain", action="store_true", help="do not use atheris")
-    parser.add_argument("targets", nargs="*", help=f"of these: {', '.join(TARGETS)}")
+    parser.add_argument("targets", nargs="*", help=f"of these: {', '.join(_ALL)}")
     arguments = parser.parse_args()
-    names = arguments.targets or list(TARGETS)
+    names = arguments.targets or list(_ALL)
     is_guided = not arguments.plain and importlib.util.find_spec("atheris") is not None
     way = "guided by coverage" if is_guided else "seeded changes"
     print(f"{len(names)} targets, {way}, seed {arguments.seed}", flush=True)
@@ -34,7 +37,7 @@ def main() -> int:
 
 
 def _plain(name: str, seconds: float, seed: int) -> bool:
-    target = TARGETS[name]
+    target = _ALL[name]
     count, found = run(name, target, mutations(target.seeds, seed), seconds, keep=True)
     print(f"{name:<28} {count:>10,} inputs, {len(found)} findings", flush=True)
     print("".join(found), end="")

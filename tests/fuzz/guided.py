@@ -13,12 +13,12 @@ import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 with atheris.instrument_imports(include=["jaxd", "jaxd_protocol", "jaxd_server"]):
     from tests.fuzz.fuzzing import FOUND, tried
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.targets import ALONE, TARGETS
 
 
 def main(name: str, seconds: float, seed: int) -> None:
     """Does not return."""
-    target = TARGETS[name]
+    target = {**TARGETS, **ALONE}[name]
     folder = FOUND / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     corpus = tempfile.mkdtemp(prefix="jaxd-corpus-")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from tests.fuzz.mutating import mutations
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.targets.ends import close
+from tests.live_server import ROOT, source_environment
 
 pytestmark = pytest.mark.fuzz
 
@@ -60,6 +64,39 @@ def test_a_finding_is_one() -> None:
         tried("odd", target, b"")
     count, found = run("odd", target, [b"x", b"", b""], 10.0)
     assert (count, len(found)) == (3, 1)
+
+
+ALONE = """
+import itertools, sys
+from tests.fuzz.fuzzing import Finding, tried
+from tests.fuzz.mutating import mutations
+from tests.fuzz.targets import ALONE
+from tests.hostile.reverts import revert
+
+revert(sys.argv[1:])
+((name, target),) = ALONE.items()
+for data in itertools.islice(mutations(target.seeds, 20261123), 600):
+    try:
+        tried(name, target, data)
+    except Finding as finding:
+        print(finding.__cause__)
+        break
+else:
+    print("nothing")
+"""
+
+
+@pytest.mark.parametrize("reverts", [[], ["W"]], ids=["mended", "reverted"])
+@pytest.mark.own_server
+def test_what_a_hostile_server_draws_from_bytes_is_harmless(reverts: list[str]) -> None:
+    """In a process of its own, for the oracle stays; with a mend taken away, it finds the hole."""
+    command = [sys.executable, "-c", ALONE, *reverts]
+    environment = source_environment(ROOT)
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT)
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert ("jaxd/hearing.py" in said) if reverts else said == "nothing\n"
 
 
 def test_changes_are_the_same_each_time() -> None:

@@ -72,6 +72,10 @@ class Oracle:
         """From here on, what is not allowed is stopped."""
         self._is_armed = True
 
+    def disarm(self) -> None:
+        """Nothing is stopped any more, until `arm`."""
+        self._is_armed = False
+
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if event in HARMLESS or not (self._is_armed or self._learns):
             return

@@ -77,6 +77,10 @@ class Generator:
             name: with which function.
         """
         self.draws.begin(number)
+        return self.drawn(act, name)
+
+    def drawn(self, act: str, name: str) -> Exchange:
+        """An exchange from what `draws` has now."""
         self.draws.of = self._own[name]
         steps = []
         if act in ("call", "submit", "remote", "warm", "lower", "jaxpr"):

@@ -38,6 +38,7 @@ __all__ = [
     "ServerRun",
     "hole_of",
     "kind_of",
+    "plant",
     "replayed",
     "table",
 ]
@@ -99,6 +100,14 @@ def kind_of(find: Find) -> str:
     return f"{find.event} {hole_of(find)} by {place}"
 
 
+def plant(folder: Path) -> None:
+    """Makes the canaries in it."""
+    (folder / "canary/sub").mkdir(parents=True)
+    (folder / CANARIES[0]).write_text("canary\n" * 9)
+    (folder / CANARIES[2]).write_bytes(b"canary")
+    os.mkfifo(folder / CANARIES[1])
+
+
 class Victim:
     """The process of a victim; `close` ends it.
 
@@ -110,10 +119,7 @@ class Victim:
     def __init__(self, module: str, address: str, folder: Path, *arguments: str) -> None:
         self.folder = folder
         shutil.rmtree(folder, ignore_errors=True)
-        (folder / "canary/sub").mkdir(parents=True)
-        (folder / CANARIES[0]).write_text("canary\n" * 9)
-        (folder / CANARIES[2]).write_bytes(b"canary")
-        os.mkfifo(folder / CANARIES[1])
+        plant(folder)
         self._before = self._canaries()
         more = {"HOME": str(folder), "TMPDIR": str(folder), "JAXD_HOSTILE_SECRET": SECRET}
         environment = source_environment(folder, **more)

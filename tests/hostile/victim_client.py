@@ -36,7 +36,7 @@ from tests.hostile import functions as own
 from tests.hostile.audit import Oracle
 from tests.hostile.reverts import revert
 
-__all__ = ["allowed_to_clients"]
+__all__ = ["Victim", "allowed_to_clients", "prepare"]
 
 _MOST_BYTES: Final = 24 << 30  # of address space: jax alone asks for many
 _MOST_VALUES: Final = 40
@@ -290,7 +290,7 @@ def _inside(result: Any) -> Iterator[Any]:
         del value
 
 
-def _prepare(libraries: bool) -> None:
+def prepare(*, libraries: bool) -> None:
     """What honest exchanges would import one by one, at once."""
     import jaxd
     import jaxd_protocol
@@ -307,8 +307,6 @@ def _prepare(libraries: bool) -> None:
                 continue
             with suppress(ImportError):
                 importlib.import_module(found.name)
-    if not libraries:
-        assert "jax" not in sys.modules
     for name in (
         "ml_dtypes",
         "unicodedata",
@@ -342,7 +340,8 @@ def main(address: str, libraries: str, reverts: str) -> None:
     sys.unraisablehook = lambda _: None
     threading.excepthook = partial(_thread_ended, stacks)
     warnings.simplefilter("always")
-    _prepare(libraries == "True")
+    prepare(libraries=libraries == "True")
+    assert libraries == "True" or "jax" not in sys.modules
     revert(reverts.split(",") if reverts else [])
 
     from tests.hostile.inventory import inventory

@@ -12,8 +12,12 @@ from tests.fuzz.targets.arguments import ARGUMENTS
 from tests.fuzz.targets.connections import CONNECTIONS
 from tests.fuzz.targets.ends import ENDS
 from tests.fuzz.targets.files import FILES
+from tests.fuzz.targets.hostile import HOSTILE
 from tests.fuzz.targets.literals import LITERALS
 
-__all__ = ["TARGETS"]
+__all__ = ["ALONE", "TARGETS"]
 
 TARGETS: Final[dict[str, Target]] = {**CONNECTIONS, **ARGUMENTS, **LITERALS, **FILES, **ENDS}
+
+ALONE: Final[dict[str, Target]] = HOSTILE
+"""What has to be the last that a process does: its oracle stays, and stops what others do."""
