@@ -295,10 +295,10 @@ _SILENT: Final = frozenset({"drop", "unshare", "cancel", "bye"})
 _Ask = Callable[[HostileClient, str], tuple[tuple[Any, ...], Sequence[bytes]]]
 
 VERBS: Final[Mapping[str, tuple[float, _Ask]]] = {
-    "call": (16, HostileClient._call),
-    "why": (3, HostileClient._why),
+    "call": (7, HostileClient._call),
+    "why": (2, HostileClient._why),
     "stages": (2, HostileClient._stages),
-    "put": (4, HostileClient._put),
+    "put": (3, HostileClient._put),
     "fetch": (2, HostileClient._ids),
     "part": (2, HostileClient._part),
     "drop": (2, HostileClient._ids),
@@ -319,6 +319,6 @@ VERBS: Final[Mapping[str, tuple[float, _Ask]]] = {
     "recipes": (2, HostileClient._mark),
     "verify": (2, HostileClient._number),
     "forget": (2, HostileClient._forget),
-    "other": (1.6, HostileClient._any),
+    "other": (2.4, HostileClient._any),
 }
 """How often each is asked for, and with what."""

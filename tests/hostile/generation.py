@@ -173,7 +173,7 @@ class Generator:
 
     def _event(self) -> Step:
         rng = self.draws.rng
-        kind = rng.choice(EVENTS) if rng.random() < 0.9 else "other"
+        kind = rng.choice(EVENTS) if rng.random() < 0.88 else "other"
         self.draws.counts["event", kind] += 1
         content = self._content(kind)
         if rng.random() < 0.15:

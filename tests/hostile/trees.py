@@ -343,7 +343,7 @@ _NODES: Final[Mapping[str, tuple[float, _Writer]]] = {
     "B": (1, Trees._scalar),
     "C": (1, Trees._scalar),
     "P": (1.0, Trees._pickled),
-    "?": (0.8, Trees._nothing),
+    "?": (1.1, Trees._nothing),
 }
 
 _TO_SERVERS: Final[Mapping[str, float]] = {
