@@ -238,13 +238,18 @@ class Breaking:
         path = control_path(Address.parse(self.server.unix))
         return ask_patiently(path, {"ask": request, **more}) or {}
 
-    def doing(self) -> str:
-        """Its status, and the stacks of its worker, for who looks why a client hangs."""
+    def doing(self) -> tuple[str, str]:
+        """What the server does, and the stacks of its worker, for who looks why a client hangs."""
         server = self.server
         status, stacks = self._control("status"), len(server.raw)
         ask_for_stacks(server.worker_pid())
         time.sleep(_STACKS_S)
-        return f"{status}\n{''.join(server.raw[max(0, stacks - 30) :])}"
+        names = ("phase", "connections", "running_calls", "held_calls", "queued_calls")
+        now = {name: status.get("worker", {}).get(name) for name in (*names, "queued_builds")}
+        return (
+            f"{status.get('worker_state')} {now}",
+            f"{status}\n{''.join(server.raw[max(0, stacks - 30) :])}",
+        )
 
     def close(self) -> None:
         """Ends the server and the proxies."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ ENDS: Final[Mapping[str, tuple[signal.Signals, tuple[int, ...]]]] = {
 HUNG_S: Final = 150.0
 """No turn takes longer, whatever is broken."""
 
+AGAIN_S: Final = 20.0
+"""When a whole machine stood still, clients say something in so much time after it."""
+
 Line = dict[str, Any]
 
 
@@ -40,7 +44,7 @@ class Member:
         oracle: where it learns what is right; None: it has jax.
         environment: of the process.
         take: is given each line, in a thread of its own.
-        server: says what the server does, when a process hangs.
+        server: says what the server does, when a process hangs: in a few words, and its stacks.
 
     Attributes:
         ended: how many processes came to each kind of end.
@@ -58,9 +62,10 @@ class Member:
         oracle: str | None,
         environment: Mapping[str, str],
         take: Callable[[str, Line], None],
-        server: Callable[[], str],
+        server: Callable[[], tuple[str, str]],
     ) -> None:
         self.name = name
+        self._heard = threading.Event()
         self._server = server
         self._words = [str(seed), str(folder), address, oracle or "-"]
         self._folder, self._take = folder, take
@@ -100,6 +105,7 @@ class Member:
                     return  # it was killed in the middle of it
                 steps.write(text)
                 self.last = time.monotonic()
+                self._heard.set()
                 line = json.loads(text)
                 if line["kind"] == "began":
                     self.began.set()
@@ -110,17 +116,22 @@ class Member:
         if self.process.poll() is not None:
             self._complain("ended by itself")
             self.start()
-        elif time.monotonic() - self.last > HUNG_S:
+        elif time.monotonic() - self.last > HUNG_S and not self._goes_on():
             self._abort("hung")
             self.start()
+
+    def _goes_on(self) -> bool:
+        self._heard.clear()
+        return self._heard.wait(AGAIN_S)
 
     def _abort(self, what: str) -> None:
         """Ends a process that hangs; it says where."""
         quiet_s = time.monotonic() - self.last
-        server = self._server()
+        state, stacks = self._server()
         self.process.send_signal(signal.SIGABRT)
         self.process.wait()
-        self._complain(f"{what}, silent for {quiet_s:.0f} s", f"\nthe server:\n{server}")
+        what = f"{what}, silent for {quiet_s:.0f} s beside a server that is {state}"
+        self._complain(what, f"\nthe server:\n{stacks}")
 
     def _complain(self, what: str, more: str = "") -> None:
         self._reader.join()
@@ -133,12 +144,12 @@ class Member:
         if how != "killed":
             self.began.wait(HUNG_S)  # before, nobody would hear it
         self.process.send_signal(number)
-        try:
-            self.process.wait(HUNG_S)
-        except subprocess.TimeoutExpired:
+        for patience_s in (HUNG_S, AGAIN_S):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
+        if self.process.poll() is None:
             self._abort(f"was to be {how}")
-        else:
-            if self.process.returncode not in codes:
-                self._complain(f"was to be {how}")
+        elif self.process.returncode not in codes:
+            self._complain(f"was to be {how}")
         self._reader.join()
         self.ended[how] += 1
