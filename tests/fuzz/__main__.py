@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Final
 
@@ -46,8 +48,10 @@ def _plain(name: str, seconds: float, seed: int) -> bool:
 
 def _guided(name: str, seconds: float, seed: int) -> bool:
     words = [sys.executable, "-m", "tests.fuzz.guided", name, str(seconds), str(seed)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        _, said = process.communicate(timeout=seconds + 120.0)
+    with tempfile.TemporaryDirectory(prefix="jaxd-fuzz-", dir="/tmp") as folder:
+        environment = os.environ | {"FUZZ_FOLDER": folder}  # libFuzzer ends without cleaning up
+        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            _, said = process.communicate(timeout=seconds + 120.0)
     inputs = re.search(r"number_of_executed_units: (\d+)", said)
     covered = re.findall(r"cov: (\d+)", said)
     count = f"{int(inputs[1]):>10,}" if inputs else f"{'?':>10}"

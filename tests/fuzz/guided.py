@@ -1,6 +1,6 @@
 """One target, guided by coverage with atheris (libFuzzer), which ends the process by itself.
 
-python -m tests.fuzz.guided NAME SECONDS SEED
+FUZZ_FOLDER=FOLDER python -m tests.fuzz.guided NAME SECONDS SEED
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(name: str, seconds: float, seed: int) -> None:
     target = {**TARGETS, **ALONE}[name]
     folder = FOUND / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    corpus = tempfile.mkdtemp(prefix="jaxd-corpus-")
+    corpus = tempfile.mkdtemp(prefix="corpus-", dir=os.environ["FUZZ_FOLDER"])
     for number, data in enumerate(target.seeds):
         with open(os.path.join(corpus, str(number)), "wb") as file:
             file.write(data)

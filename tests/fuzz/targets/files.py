@@ -31,7 +31,7 @@ __all__ = ["FILES", "folder"]
 @cache
 def folder() -> str:
     """A folder of this process, which goes when it ends."""
-    path = tempfile.mkdtemp(prefix="jaxd-fuzz-", dir="/tmp")  # a socket's path is short
+    path = tempfile.mkdtemp(prefix="jaxd-fuzz-", dir=os.environ.get("FUZZ_FOLDER", "/tmp"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     os.mkdir(f"{path}/jaxd")
     return path
