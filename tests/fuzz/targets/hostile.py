@@ -6,6 +6,7 @@ conversation: events, questions, callbacks, a reply, and what the client does wi
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -66,6 +67,7 @@ class _Ends:
         allowed = allowed_to_clients(self._server.address.removeprefix("unix://"))
         self._oracle = Oracle(report_to, {**allowed, "socket.__new__": _is_of_an_end})
         self._oracle.install()
+        atexit.register(self._oracle.disarm)  # before the folder is removed
         for name in self._victim.persistent:
             for act in ("call", "fail", "submit", "remote"):
                 exchange = self._generator.honest(act, name)
