@@ -460,8 +460,20 @@ def _is_assigned_below(code: CodeType, name: str) -> bool:
     )
 
 
-def cell_of(codes: Sequence[CodeType], name: str, names: tuple[str, ...] = ()) -> Cell:
-    """What a free variable holds, of the last of these, each of which stands in the one before."""
+def cell_of(
+    codes: Sequence[CodeType],
+    name: str,
+    names: tuple[str, ...] = (),
+    seen: tuple[str, ...] = (),
+) -> Cell:
+    """What a free variable holds, of the last of these, each of which stands in the one before.
+
+    Args:
+        codes: those.
+        name: of the variable.
+        names: of the attributes that lead from it.
+        seen: variables of the same code that are assigned it, directly or by another one.
+    """
     for depth in range(len(codes) - 2, -1, -1):
         code = codes[depth]
         if name in code.co_freevars:
@@ -477,15 +489,17 @@ def cell_of(codes: Sequence[CodeType], name: str, names: tuple[str, ...] = ()) -
         if not values[0].alone:  # such as a partial of it
             return Cell("local", depth, name)
         origin = origin._replace(names=(*origin.names, *names), offset=-1)
-        if origin.kind == "variable" and origin.name != name:
-            return _alias(codes[: depth + 1], origin)
-        return Cell("static" if origin.kind != "variable" else "local", depth, name, (), origin)
+        if origin.kind != "variable":
+            return Cell("static", depth, name, (), origin)
+        if origin.name in (name, *seen):  # they are assigned each other
+            return Cell("local", depth, name)
+        return _alias(codes[: depth + 1], origin, (*seen, name))
     return Cell("own", 0, name, names)
 
 
-def _alias(codes: Sequence[CodeType], origin: Origin) -> Cell:
+def _alias(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ...]) -> Cell:
     """What a variable holds that is assigned another one."""
     if origin.name in codes[-1].co_freevars:
         return cell_of(codes, origin.name, origin.names)
     inside = [*codes, codes[-1]]  # as code that stands in it sees it
-    return cell_of(inside, origin.name, origin.names)
+    return cell_of(inside, origin.name, origin.names, seen)

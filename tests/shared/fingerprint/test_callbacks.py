@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd_protocol.fingerprint import Listed, walk
-from jaxd_protocol.fingerprint.callbacks import cell_of, code_at, given_to_callbacks
+from jaxd_protocol.fingerprint.callbacks import cell_of, code_at, given_to_callbacks, nested_codes
 
 seen: list[Any] = []
 
@@ -380,6 +380,24 @@ def test_what_a_variable_of_inner_code_holds(name: str) -> None:
     cell = cell_of(codes, name)
     origin = None if cell.origin is None else cell.origin[:3]
     assert (cell.kind, cell.name, origin) == CELLS[name]
+
+
+ROUND = """
+def f(n):
+    for _ in range(n):
+        one = other
+        other = one
+    return lambda: one
+"""
+
+
+def test_variables_that_are_assigned_each_other_may_be_anything() -> None:
+    """There is no end to where they come from."""
+    (code,) = (
+        each for each in compile(ROUND, "round", "exec").co_consts if hasattr(each, "co_code")
+    )
+    (inner,) = nested_codes(code)
+    assert cell_of([code, inner], "one")[:3] == ("local", 0, "other")
 
 
 def test_objects_of_which_something_else_is_read_travel() -> None:
