@@ -48,6 +48,8 @@ _OF_IMPORTS: Final = (
 )
 """What importing a library does, and making its classes."""
 
+_NAMED: Final = frozenset({"__name__", "__qualname__", "__module__"})
+
 Rule = Callable[[tuple[Any, ...], FrameType], bool]
 
 
@@ -73,7 +75,7 @@ def allowed_to_clients(server: str) -> Mapping[str, Rule]:
         "open": (of_a_source, _of_a_shown_line, _of_packing),
         "marshal.loads": (_of_packing,),
         "function.__new__": (_of_an_aim,),
-        "object.__setattr__": (_of_an_aim, _of_a_named_tuple),
+        "object.__setattr__": (_of_an_aim, _of_a_named_tuple, _of_an_annotation),
         "object.__delattr__": (_of_an_aim,),
     }
     for event in _OF_IMPORTS:
@@ -98,6 +100,11 @@ def _of_a_named_tuple(args: tuple[Any, ...], frame: FrameType) -> bool:
 def _of_a_shown_line(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A traceback parses the line that it marks, and compiles nothing."""
     return _stands(frame, "/ast.py") and _stands(frame.f_back, "/traceback.py")
+
+
+def _of_an_annotation(args: tuple[Any, ...], frame: FrameType) -> bool:
+    """A type that jaxtyping makes for a subscript gets its name: the victim calls what it gets."""
+    return _stands(frame, "jaxtyping/_pytree_type.py") and str(args[1]) in _NAMED
 
 
 def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
