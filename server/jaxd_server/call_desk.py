@@ -78,8 +78,8 @@ class CallDesk:
         self._open.cancel(number)
 
     def close(self) -> None:
-        """The client is gone: what has not begun is dropped, the rest when its session is over."""
-        self._session.unfinished.update(self._open.close())
+        """The client is gone: what has not begun is dropped; it may come back for the rest."""
+        self._session.interrupted.add(self._open.close(), time.monotonic())
 
     def take(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         """Has a call answered; its reading thread does so itself when it takes no time.
@@ -172,8 +172,13 @@ class CallDesk:
             is_new, go_on = self._own.enter(
                 call.stay, begin, one.answer_in_lane, here=False, is_short=is_short
             )
-            if not is_new:
+            if is_new:
+                self._session.in_order[call.stay.number] = one
+            else:
                 one.settle = _leave  # what it does to values is up to the first
+                first = self._session.in_order.get(call.stay.number)
+                if first is not None:
+                    one.interest.tell(first.cancel)
             return self._here(go_on) if is_short else go_on()
 
     def _warm(self, plan: Plan | None) -> Executable | None:

@@ -6,11 +6,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary, ref
 
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
@@ -22,7 +22,48 @@ if TYPE_CHECKING:
     from jaxd_server.devices import Devices
     from jaxd_server.open_calls import OpenCall
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["Interrupted", "Session", "Sessions"]
+
+_REPEATED_S: Final = 3.0
+"""A client that is back has repeated by then what it still wants."""
+
+
+class Interrupted:
+    """The calls of a session that were under way when their connection ended. Thread-safe.
+
+    Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
+    comes back repeats what it still wants, and that joins what is being built. What it does not
+    repeat is wanted by nobody, and would hold its place among the builds for ever if it never ends.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, ref[OpenCall]]] = []
+        self._lock = threading.Lock()  # guards it
+
+    def add(self, calls: Iterable[OpenCall], now: float) -> None:
+        """Their connection has just ended."""
+        with self._lock:
+            self._calls += [(now, ref(call)) for call in calls]
+
+    def cancel(self) -> None:
+        """Nobody will come back for any of them."""
+        for call in self._before(math.inf):
+            call.cancel()
+
+    def cancel_unrepeated(self, before: float) -> None:
+        """Who came back has repeated what it wants of those that were interrupted before then.
+
+        What runs already ends by itself: giving it up could cost its worker.
+        """
+        for call in self._before(before):
+            if not call.is_in_order and call.interest.phase != "running":
+                call.cancel()
+
+    def _before(self, when: float) -> list[OpenCall]:
+        with self._lock:
+            self._calls = [one for one in self._calls if one[1]() is not None]
+            found = [call() for at, call in self._calls if at < when]
+        return [call for call in found if call is not None]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +83,9 @@ class Session:
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
         device: the index of the one that its calls run on, unless their function says another.
-        unfinished: its calls that were under way when their connection ended.
+        interrupted: its calls that were under way when their connection ended.
+        in_order: its calls on values that are under way, by the numbers of these.
+        back_at: when its client came, or came back.
         counts: what is counted for its principal; None: only for all.
     """
 
@@ -58,7 +101,9 @@ class Session:
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     device: int = 0
-    unfinished: WeakSet[OpenCall] = field(default_factory=WeakSet)
+    interrupted: Interrupted = field(default_factory=Interrupted)
+    in_order: WeakValueDictionary[int, OpenCall] = field(default_factory=WeakValueDictionary)
+    back_at: float = 0.0
     counts: Counts | None = None
 
     def __post_init__(self) -> None:
@@ -119,6 +164,8 @@ class Sessions:
                 self._sessions[session.id] = session
             if device is not None:
                 session.device = device
+            if not session.connections:
+                session.back_at = self._clock()
             session.connections += 1
             return session
 
@@ -141,15 +188,22 @@ class Sessions:
         self.look()
 
     def look(self) -> None:
-        """Ends the sessions whose clients have been away for too long; to be called often."""
+        """Ends the sessions whose clients have been away for too long; to be called often.
+
+        And gives up the calls that clients who are back have not repeated.
+        """
         with self._lock:
-            oldest = self._clock() - self._grace_s
+            now = self._clock()
+            oldest = now - self._grace_s
             over = [s for s in self._sessions.values() if not s.connections and s.left_at < oldest]
             for session in over:
                 del self._sessions[session.id]
+            before = now - _REPEATED_S
+            back = [s for s in self._sessions.values() if s.connections and s.back_at < before]
+        for session in back:
+            session.interrupted.cancel_unrepeated(before)
         for session in over:  # behind the lock: what a lane does may take a while
-            for call in list(session.unfinished):
-                call.cancel()
+            session.interrupted.cancel()
             session.lane.then(partial(self._values.end, session.values))
         self._values.look()
 

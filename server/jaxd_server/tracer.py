@@ -271,10 +271,10 @@ class _Ordered:
 
 def _failure(error: BaseException) -> Failure:
     try:
-        return describe_failure(_for_people(error))
-    except BaseException as broken:  # noqa: BLE001  what a user's exception does when it is looked at
-        kind, why = type(error).__qualname__, type(broken).__qualname__
-        return describe_failure(RuntimeError(f"{kind}, which cannot be described: {why}"))
+        shown = _for_people(error)
+    except BaseException:  # noqa: BLE001  what a user's exception does when it is looked at
+        shown = error
+    return describe_failure(shown)
 
 
 def _for_people(error: BaseException) -> BaseException:

@@ -67,12 +67,22 @@ class ForwardedFailure(Exception):
 def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
     """The exception as plain values, with its whole traceback as text, and its user's as data.
 
+    Never raises, whatever an exception of the user's does when it is looked at: somebody waits.
+
     Args:
         error: the exception.
         links: how many of those that led to it are described as well.
     """
     if isinstance(error, ForwardedFailure):
         return error.failure
+    try:
+        return _described(error, links)
+    except BaseException as broken:  # noqa: BLE001  see above
+        kind, why = type(error).__qualname__, type(broken).__qualname__
+        return _described(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
+
+
+def _described(error: BaseException, links: int) -> Failure:
     kind = type(error)
     return (
         kind.__module__,

@@ -107,19 +107,25 @@ def text_of(error: BaseException) -> str:
 
 
 def _hide_lines(shown: TracebackException, error: BaseException) -> None:
+    todo = [(shown, error)]  # a chain may be longer than Python recurses
+    while todo:
+        one, of = todo.pop()
+        _hide_lines_of(one, of)
+        pairs = [
+            (one.__cause__, of.__cause__),
+            (one.__context__, of.__context__),
+            *zip(one.exceptions or (), getattr(of, "exceptions", ()), strict=False),
+        ]
+        todo += [(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+def _hide_lines_of(shown: TracebackException, error: BaseException) -> None:
     made = [frame.f_globals.get("_Here") is _Here for frame, _ in walk_tb(error.__traceback__)]
     if any(made):
         shown.stack = StackSummary.from_list(
             FrameSummary(one.filename, one.lineno or 1, one.name, line="") if is_made else one
             for one, is_made in zip(shown.stack, made, strict=False)
         )
-    for one, other in (
-        (shown.__cause__, error.__cause__),
-        (shown.__context__, error.__context__),
-        *zip(shown.exceptions or (), getattr(error, "exceptions", ()), strict=False),
-    ):
-        if one is not None and other is not None:
-            _hide_lines(one, other)
 
 
 def _walked(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:

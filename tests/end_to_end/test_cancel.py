@@ -6,8 +6,10 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 import jax
@@ -17,14 +19,17 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import DeadlineExceeded
 from tests.end_to_end.gates import Gate, stop_at, wait_until
-from tests.live_server import ROOT, LiveServer
+from tests.faults.proxy import Proxy
+from tests.live_server import ROOT, TOKEN, LiveServer
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
 INTERRUPTED = """
-import _thread, sys, threading, time
+import _thread, signal, sys, threading, time
 import numpy as np
 from jaxd import persistent_call
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may ignore it
 
 @persistent_call
 def endless(x):
@@ -66,8 +71,8 @@ def tracing(server: LiveServer) -> Iterator[tuple[subprocess.Popen[str], IO[str]
         text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "tracing\n"
         try:
+            assert process.stdout.readline() == "tracing\n"
             yield process, process.stdout
         except BaseException:  # it may be the one that does not end
             process.kill()
@@ -113,6 +118,31 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         wait_until(lambda: client.statistics().cancelled_calls == 1)
         wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
         assert client.caller.ask("statistics")["running_calls"] == 0
+
+
+@pytest.mark.parametrize("results", ["numpy", "remote"])
+def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
+    start_live: Callable[..., LiveServer], tmp_path: Path, results: Any
+) -> None:
+    """The client is back, and its call was repeated under another number: both are given up."""
+    server, begun = start_live("--builds", "1"), tmp_path / "begun"
+
+    def endless(x: Any) -> Any:
+        begun.touch()
+        while True:
+            time.sleep(0.01)
+
+    with (
+        Proxy(int(server.tcp.rpartition(":")[2])) as proxy,
+        connect(proxy.address, token=TOKEN) as client,
+        connect(server.unix) as other,
+    ):
+        future = client.persistent_call(endless, results=results).submit(X)
+        wait_until(begun.exists)
+        proxy.cut()
+        client.statistics()  # it is back
+        assert future.cancel()
+        assert other.persistent_call(lambda x: x * 2, timeout_s=30)(X).tolist() == (X * 2).tolist()
 
 
 @pytest.mark.parametrize("submits", [True, False])

@@ -108,6 +108,42 @@ class Clock:
         return self.now
 
 
+class Left:
+    """A call that was under way when its connection ended."""
+
+    def __init__(self, phase: str = "building", *, is_in_order: bool = False) -> None:
+        self.interest = SimpleNamespace(phase=phase)
+        self.is_in_order = is_in_order
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
+    """Soon after it is back, or when its session is over; but for what runs, or can be answered."""
+    clock = Clock()
+    sessions = Sessions(60.0, clock=clock)
+    session = sessions.enter(None, "uid:1")
+    plain, running, on_values = calls = [Left(), Left("running"), Left(is_in_order=True)]
+    session.interrupted.add(calls, clock.now)  # type: ignore[arg-type]
+    sessions.leave(session)
+    clock.now += 30
+    sessions.look()
+    assert sessions.enter(session.id, "uid:1") is session
+    clock.now += 2
+    sessions.look()
+    assert not plain.is_cancelled
+    clock.now += 2
+    sessions.look()
+    assert [call.is_cancelled for call in calls] == [True, False, False]
+    sessions.leave(session)
+    clock.now += 61
+    sessions.look()
+    assert running.is_cancelled
+    assert on_values.is_cancelled
+
+
 def test_the_quiet_begins_when_a_connection_ends() -> None:
     """Before the first one, at the start."""
     clock = Clock()

@@ -316,6 +316,29 @@ def test_an_error_of_the_server_itself_shows_its_whole_traceback() -> None:
     assert "Raised on the jaxd server" in note
 
 
+def test_an_error_with_a_long_history_is_described() -> None:
+    """As Python itself shows it: the chain may be longer than Python recurses."""
+    error: BaseException = ValueError(0)
+    for number in range(1, 5000):
+        later = ValueError(number)
+        later.__context__ = error
+        error = later
+    found = rebuild_failure(describe_failure(error))
+    assert type(found) is ValueError
+    assert found.args == (4999,)
+
+
+def test_an_error_that_cannot_be_described_is_named() -> None:
+    """Whoever waits for it is told that much."""
+
+    class Nasty(Exception):
+        def __getattr__(self, name: str) -> Any:
+            raise SystemExit(3)
+
+    said = str(rebuild_failure(describe_failure(Nasty("x"))))
+    assert "Nasty, which cannot be described: SystemExit" in said
+
+
 def test_an_error_may_be_its_own_cause() -> None:
     """And errors may lead in a circle."""
     error = Plain("mine")

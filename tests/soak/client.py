@@ -138,6 +138,7 @@ def _unraisable(what: Any) -> None:
 def main(name: str, seed: str, folder: str, address: str, oracle: str) -> None:
     """Works until SIGTERM."""
     sys.unraisablehook = _unraisable
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the soak may ignore it
     warnings.simplefilter("ignore")  # it compiles on purpose
     chance = random.Random(f"{seed} {name}")
     has_jax = oracle == "-"

@@ -127,6 +127,9 @@ _KEEPS: Final = frozenset({"LIST_TO_TUPLE", "CALL_INTRINSIC_1"})
 _LEAVES: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
 )
+_MOST_ORIGINS: Final = 256
+"""Variables that are looked through for one value: more of them are assigned each other."""
+
 _HAS_METHODS: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
 
 
@@ -431,20 +434,26 @@ def called_in(code: CodeType, inner: Sequence[Gives]) -> Gives:
     return Gives(tuple(sorted(set(fixed))), tuple(sorted(set(codes))))
 
 
-def _resolved(code: CodeType, origin: Origin, seen: tuple[str, ...] = ()) -> Iterator[Origin]:
+def _resolved(code: CodeType, origin: Origin) -> Iterator[Origin]:
     """Where it comes from, once the variables of this code are looked through."""
-    name = origin.name
-    if origin.kind != "variable" or name in code.co_freevars:
-        yield origin
-    elif name not in seen and not _is_assigned_below(code, name):
-        values = _read(code).bound.get(name, [])
-        if name in parameters_of(code) and not values:
-            yield origin
-        elif name not in parameters_of(code):
-            for each in (each for value in values for each in value.origins):
-                if each.kind != "code" or not origin.names:
-                    found = each._replace(names=(*each.names, *origin.names))
-                    yield from _resolved(code, found, (*seen, name))
+    todo: list[tuple[Origin, tuple[str, ...]]] = [(origin, ())]
+    met: set[tuple[str, ...]] = set()
+    while todo and len(met) < _MOST_ORIGINS:
+        each, seen = todo.pop()
+        name = each.name
+        if each.kind != "variable" or name in code.co_freevars:
+            yield each
+        elif name in seen or (name, *each.names) in met or _is_assigned_below(code, name):
+            continue
+        elif name in parameters_of(code):
+            if name not in _read(code).bound:
+                yield each
+        else:
+            met.add((name, *each.names))
+            for one in (one for v in _read(code).bound.get(name, []) for one in v.origins):
+                if one.kind != "code" or not each.names:
+                    found = one._replace(names=(*one.names, *each.names))
+                    todo.append((found, (*seen, name)))
 
 
 def parameters_of(code: CodeType) -> tuple[str, ...]:

@@ -10,7 +10,14 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd_protocol.fingerprint import Listed, walk
-from jaxd_protocol.fingerprint.callbacks import cell_of, code_at, given_to_callbacks, nested_codes
+from jaxd_protocol.fingerprint.callbacks import (
+    Origin,
+    called_in,
+    cell_of,
+    code_at,
+    given_to_callbacks,
+    nested_codes,
+)
 
 seen: list[Any] = []
 
@@ -398,6 +405,15 @@ def test_variables_that_are_assigned_each_other_may_be_anything() -> None:
     )
     (inner,) = nested_codes(code)
     assert cell_of([code, inner], "one")[:3] == ("local", 0, "other")
+
+
+def test_many_variables_that_are_assigned_each_other_are_looked_through_soon() -> None:
+    """Not one way after the other: there are more than anybody can count."""
+    names = [f"v{number}" for number in range(14)]
+    lines = [f"    {a} = {b}" for a in names for b in names if a != b]
+    text = "\n".join(["def f(x):", *lines, "    v0 = note", "    jax.debug.callback(v3, x)"])
+    (code,) = nested_codes(compile(text, "many", "exec"))
+    assert called_in(code, ()).objects == (Origin("global", "note"),)
 
 
 def test_objects_of_which_something_else_is_read_travel() -> None:
