@@ -33,6 +33,8 @@ ARM: Final = "arm"
 FINDS: Final = "finds"
 """An empty object when the oracle is armed; then a line for each find."""
 
+_SOURCE: Final = os.path.join(os.path.dirname(__file__), "client.py")
+
 _CODE: Final = (
     "jaxd_protocol/packing/unpickler.py",
     "jaxd_server/tracing.py",
@@ -95,6 +97,14 @@ def _is_shown(args: tuple[Any, ...], frame: FrameType) -> bool:
     return any(getattr(each, "__file__", None) == args[0] for each in list(sys.modules.values()))
 
 
+def _is_source(args: tuple[Any, ...], frame: FrameType) -> bool:
+    """An error in a function shows the lines of its file, if the server has such a file.
+
+    The client names that file with its code. This one is that of the honest functions.
+    """
+    return args[0] == _SOURCE and args[1] == "r"
+
+
 def _is_installed(args: tuple[Any, ...], frame: FrameType) -> bool:
     """Now and then a server looks at which versions of which packages are installed."""
     return frame.f_code.co_filename.endswith("jaxd_protocol/distributions.py")
@@ -111,7 +121,7 @@ _OF_ANY: Final[Mapping[str, _Rule]] = {
 
 _OF_CODE: Final[Mapping[str, _Rule]] = {
     event: lambda args, frame: any(
-        rule(args, frame) for rule in (_is_code, _is_shown, _is_installed)
+        rule(args, frame) for rule in (_is_code, _is_shown, _is_source, _is_installed)
     )
     for event in (
         *("import", "exec", "compile", "open", "code.__new__", "function.__new__"),
