@@ -102,7 +102,7 @@ def _is_source(args: tuple[Any, ...], frame: FrameType) -> bool:
 
     The client names that file with its code. This one is that of the honest functions.
     """
-    return args[0] == _SOURCE and args[1] == "r"
+    return bool(args[0] == _SOURCE and args[1] == "r")
 
 
 def _is_installed(args: tuple[Any, ...], frame: FrameType) -> bool:
