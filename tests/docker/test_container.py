@@ -145,7 +145,7 @@ def test_a_client_reaches_it_over_a_socket_in_a_shared_folder(
         )
         try:
             one.wait_until_healthy()
-            seen = one.call(PROGRAM, f"{folders[0]}/server.sock")
+            seen = one.call(PROGRAM, f"{folders[0]}/server.sock?uid={USER}")
             assert (seen["compiles"], seen["calls"]) == (1, 4)
             assert folders[1].joinpath(".cache", "jaxd").is_dir()
         finally:
