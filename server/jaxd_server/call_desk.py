@@ -79,7 +79,7 @@ class CallDesk:
 
     def close(self) -> None:
         """The client is gone: what has not begun is dropped; it may come back for the rest."""
-        self._session.interrupted.add(self._open.close(), time.monotonic())
+        self._session.unanswered.add(self._open.close(), time.monotonic())
 
     def take(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         """Has a call answered; its reading thread does so itself when it takes no time.

@@ -22,28 +22,31 @@ if TYPE_CHECKING:
     from jaxd_server.devices import Devices
     from jaxd_server.open_calls import OpenCall
 
-__all__ = ["Interrupted", "Session", "Sessions"]
+__all__ = ["Session", "Sessions", "UnansweredCalls"]
 
 _REPEATED_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 
 
-class Interrupted:
+class UnansweredCalls:
     """The calls of a session that were under way when their connection ended. Thread-safe.
 
     Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
     comes back repeats what it still wants, and that joins what is being built. What it does not
     repeat is wanted by nobody, and would hold its place among the builds for ever if it never ends.
+
+    Attributes:
+        calls: when the connection of each ended, and the call.
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[float, ref[OpenCall]]] = []
+        self.calls: list[tuple[float, ref[OpenCall]]] = []
         self._lock = threading.Lock()  # guards it
 
     def add(self, calls: Iterable[OpenCall], now: float) -> None:
         """Their connection has just ended."""
         with self._lock:
-            self._calls += [(now, ref(call)) for call in calls]
+            self.calls += [(now, ref(call)) for call in calls]
 
     def cancel(self) -> None:
         """Nobody will come back for any of them."""
@@ -61,8 +64,8 @@ class Interrupted:
 
     def _before(self, when: float) -> list[OpenCall]:
         with self._lock:
-            self._calls = [one for one in self._calls if one[1]() is not None]
-            found = [call() for at, call in self._calls if at < when]
+            self.calls = [one for one in self.calls if one[1]() is not None]
+            found = [call() for at, call in self.calls if at < when]
         return [call for call in found if call is not None]
 
 
@@ -83,7 +86,7 @@ class Session:
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
         device: the index of the one that its calls run on, unless their function says another.
-        interrupted: its calls that were under way when their connection ended.
+        unanswered: its calls that were under way when their connection ended.
         in_order: its calls on values that are under way, by the numbers of these.
         back_at: when its client came, or came back.
         counts: what is counted for its principal; None: only for all.
@@ -101,7 +104,7 @@ class Session:
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     device: int = 0
-    interrupted: Interrupted = field(default_factory=Interrupted)
+    unanswered: UnansweredCalls = field(default_factory=UnansweredCalls)
     in_order: WeakValueDictionary[int, OpenCall] = field(default_factory=WeakValueDictionary)
     back_at: float = 0.0
     counts: Counts | None = None
@@ -199,11 +202,12 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
             before = now - _REPEATED_S
-            back = [s for s in self._sessions.values() if s.connections and s.back_at < before]
+            back = [s for s in self._sessions.values() if s.unanswered.calls and s.connections]
         for session in back:
-            session.interrupted.cancel_unrepeated(before)
+            if session.back_at < before:
+                session.unanswered.cancel_unrepeated(before)
         for session in over:  # behind the lock: what a lane does may take a while
-            session.interrupted.cancel()
+            session.unanswered.cancel()
             session.lane.then(partial(self._values.end, session.values))
         self._values.look()
 

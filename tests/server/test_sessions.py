@@ -126,7 +126,7 @@ def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
     sessions = Sessions(60.0, clock=clock)
     session = sessions.enter(None, "uid:1")
     plain, running, on_values = calls = [Left(), Left("running"), Left(is_in_order=True)]
-    session.interrupted.add(calls, clock.now)  # type: ignore[arg-type]
+    session.unanswered.add(calls, clock.now)  # type: ignore[arg-type]
     sessions.leave(session)
     clock.now += 30
     sessions.look()
