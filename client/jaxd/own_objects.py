@@ -422,6 +422,7 @@ def _is_data_type(value: Any) -> bool:
 
 def _names_in(objects: Iterable[Any]) -> Iterable[str]:
     """The names that stand in the user's own functions, and in the methods of own classes."""
+    from jaxd_protocol.fingerprint.callbacks import names_in
     from jaxd_protocol.installed import is_local_module
 
     for value in objects:
@@ -432,11 +433,4 @@ def _names_in(objects: Iterable[Any]) -> Iterable[str]:
         for each in (value, *members):
             code = getattr(getattr(each, "__func__", each), "__code__", None)
             if isinstance(code, CodeType):
-                yield from _names_of(code)
-
-
-def _names_of(code: CodeType) -> Iterable[str]:
-    yield from code.co_names
-    for nested in code.co_consts:
-        if isinstance(nested, CodeType):
-            yield from _names_of(nested)
+                yield from names_in(code)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import LostUpdateError
+from jaxd_protocol.fingerprint.callbacks import names_in
 from jaxd_protocol.installed import is_local_module
 
 __all__ = ["NOTHING", "Captured"]
@@ -116,16 +117,11 @@ NOTHING: Final = Captured()
 
 def _places_of(function: FunctionType) -> Iterator[_Place]:
     if is_local_module(function.__module__):
-        for name in sorted(_names_in(function.__code__)):
+        for name in sorted(names_in(function.__code__)):
             yield _Place(name, function.__globals__, function.__globals__.get(name, _MISSING))
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in pairs:
             yield _Place(name, cell, _contents(cell))
-
-
-def _names_in(code: CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _contents(cell: CellType) -> Any:

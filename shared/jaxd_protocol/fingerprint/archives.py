@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol.fingerprint.archive_files import files_of, source_of
 from jaxd_protocol.fingerprint.bytecode import facts_of
+from jaxd_protocol.fingerprint.callbacks import nested_codes
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.pristine import is_plain_data
@@ -265,7 +266,7 @@ def hinted_tops(code: CodeType) -> set[str]:
     """Top-level names that strings in code which computes imports begin with: `"shop.layers."`."""
     codes, found, computes = [code], set[str](), False
     for each in codes:
-        codes += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        codes += nested_codes(each)
         computes = computes or not _COMPUTE.isdisjoint(each.co_names)
         texts = [text for text in each.co_consts if isinstance(text, str)]
         found.update(text.partition(".")[0] for text in texts if "." in text)

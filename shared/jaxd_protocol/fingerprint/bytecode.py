@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.callbacks import GIVEN, Gives, called_in, given_to_callbacks
+from jaxd_protocol.fingerprint.callbacks import (
+    GIVEN,
+    Gives,
+    called_in,
+    given_to_callbacks,
+    nested_codes,
+)
 from jaxd_protocol.fingerprint.chains import Bound, Instruction, Instructions, Step, Steps
 from jaxd_protocol.fingerprint.tokens import constant, digest
 
@@ -138,7 +144,7 @@ class _Reader:
         for at, each in enumerate(self.instructions):
             self._look(at, each)
         later: list[tuple[CodeFacts, CodeType]] = []
-        for inner, nested in zip(self.inner, self._nested(), strict=True):
+        for inner, nested in zip(self.inner, nested_codes(self.code), strict=True):
             if self._may_be_given(nested.co_name):
                 later.append((inner, nested))
             else:
@@ -155,9 +161,6 @@ class _Reader:
         )
 
     # content ----------------------------------------------------------------------------------
-
-    def _nested(self) -> Iterator[CodeType]:
-        return (c for c in self.code.co_consts if isinstance(c, CodeType))
 
     def _digest(self) -> bytes:
         code = self.code
@@ -280,7 +283,7 @@ class _Reader:
         if id(code) in self.made:
             return True
         name = code.co_name
-        same = [each for each in self._nested() if each.co_name == name]
+        same = [each for each in nested_codes(self.code) if each.co_name == name]
         is_certain = len(same) == self.stored.get(name) == 1
         return is_certain and name in self.uses.reads and self._may_be_given(name)
 

@@ -31,6 +31,7 @@ __all__ = [
     "cell_of",
     "code_at",
     "given_to_callbacks",
+    "names_in",
     "nested_codes",
     "parameters_of",
 ]
@@ -136,6 +137,11 @@ _HAS_METHODS: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
 def nested_codes(code: CodeType) -> list[CodeType]:
     """The code that stands directly inside of another one, in order."""
     return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def names_in(code: CodeType) -> set[str]:
+    """The names of globals and attributes in code, nested code included."""
+    return set(code.co_names).union(*map(names_in, nested_codes(code)))
 
 
 def code_at(code: CodeType, path: Sequence[int]) -> list[CodeType]:
