@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +153,16 @@ class LiveServer:
         if self.process.stderr is not None:
             self.process.stderr.close()
         return code
+
+
+@contextmanager
+def live_server(*arguments: str) -> Iterator[LiveServer]:
+    """One with a short folder of its own; it ends in order, and nothing of it is left."""
+    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
+    server = LiveServer(directory, *arguments)
+    try:
+        yield server
+    finally:
+        code = server.close()
+        shutil.rmtree(directory)
+    assert code == 0

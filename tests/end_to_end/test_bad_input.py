@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ import pytest
 
 from jaxd import Client, connect, errors
 from tests.end_to_end.gates import advice
-from tests.live_server import TOKEN, LiveServer, source_environment
+from tests.live_server import TOKEN, LiveServer, live_server, source_environment
 
 
 class LocalError(Exception):
@@ -221,11 +219,8 @@ def test_wrong_arguments_for_the_function(served: Client) -> None:
 @pytest.fixture(scope="module")
 def limited() -> Iterator[LiveServer]:
     """A server that takes and sends at most one megabyte."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory, "--max-frame-bytes", "1M", "--max-result-bytes", "1M")
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server("--max-frame-bytes", "1M", "--max-result-bytes", "1M") as server:
+        yield server
 
 
 def test_an_argument_over_the_limit(limited: LiveServer) -> None:

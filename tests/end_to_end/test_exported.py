@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ from jaxd_protocol.trees import dump_literal
 from tests.client.fake_server import FakeServer
 from tests.end_to_end.gates import wait_until
 from tests.exported_programs import rewritten
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, live_server
 
 pytest.importorskip("flatbuffers")
 
@@ -48,11 +46,8 @@ class Point(NamedTuple):
 @pytest.fixture(scope="module")
 def strict() -> Iterator[LiveServer]:
     """A server with `--accept exported`."""
-    folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(folder, "--accept", "exported")
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(folder)
+    with live_server("--accept", "exported") as server:
+        yield server
 
 
 @pytest.fixture

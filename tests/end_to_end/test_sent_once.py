@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +18,7 @@ from jaxd import Client, connect
 from jaxd_protocol.addresses import Address
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.throttle import MBIT, Throttle
-from tests.live_server import TOKEN, LiveServer
+from tests.live_server import TOKEN, LiveServer, live_server
 
 MIB = 1 << 20
 SIZE = MIB // 4  # numbers of 4 bytes
@@ -30,11 +27,8 @@ SIZE = MIB // 4  # numbers of 4 bytes
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
     """A server of our own: what it holds is counted, and nobody else leaves anything there."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory, "--session-grace-s", "0")
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server("--session-grace-s", "0") as server:
+        yield server
 
 
 @pytest.fixture(params=["tcp", "unix"])

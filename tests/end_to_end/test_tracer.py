@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import InternalError
 from tests.end_to_end import test_results_home
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, live_server
 from tests.server.staging import until
 
 pytestmark = pytest.mark.soak
@@ -37,12 +35,9 @@ def tracer_pid(server: LiveServer, count: int = 1) -> int:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """One server that traces everything in its tracer, but what it cannot."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))  # sun_path has 107 bytes
-    server = LiveServer(directory, "--trace-in", "tracer")
-    tracer_pid(server)
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server("--trace-in", "tracer") as server:
+        tracer_pid(server)
+        yield server
 
 
 @pytest.fixture

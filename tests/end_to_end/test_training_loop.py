@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +27,7 @@ from tests.end_to_end.training import (
     train,
     train_step,
 )
-from tests.live_server import TOKEN, LiveServer
+from tests.live_server import TOKEN, LiveServer, live_server
 
 StartLive = Callable[..., LiveServer]
 
@@ -42,11 +40,8 @@ MESSAGES: Final = 1 << 14
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """One for all tests here: they leave values behind, until their sessions end."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    started = LiveServer(directory)
-    yield started
-    assert started.close() == 0
-    shutil.rmtree(directory)
+    with live_server() as started:
+        yield started
 
 
 @pytest.fixture

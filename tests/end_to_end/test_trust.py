@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,7 @@ from jaxd_protocol.certificates import client_context
 from jaxd_protocol.peers import Peer, this_end
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice, wait_until
-from tests.live_server import TOKEN, LiveServer, source_environment
+from tests.live_server import TOKEN, LiveServer, live_server, source_environment
 
 
 @pytest.fixture
@@ -136,11 +134,8 @@ SILENT = {
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[LiveServer]:
     """A server of its own: so many refusals use up the lines that its log has for an address."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory)
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server() as server:
+        yield server
 
 
 @pytest.mark.own_server

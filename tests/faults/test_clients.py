@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from tests.end_to_end.gates import Gate
 from tests.faults.others import unharmed
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.faults
 
@@ -51,11 +49,8 @@ else:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """One for all rows: each leaves it as it was. Sessions without a client end at once."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory, "--session-grace-s", "0", "--builds", "4")
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server("--session-grace-s", "0", "--builds", "4") as server:
+        yield server
 
 
 @contextmanager

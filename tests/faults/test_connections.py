@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +13,7 @@ from jaxd import Client, connect, errors
 from tests.end_to_end.gates import in_thread
 from tests.faults.others import right, unharmed
 from tests.faults.proxy import Fault, Proxy, Way
-from tests.live_server import TOKEN, LiveServer
+from tests.live_server import TOKEN, LiveServer, live_server
 
 pytestmark = pytest.mark.faults
 
@@ -27,11 +24,8 @@ LARGE: Final = 1 << 20
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """One for all rows: each leaves it as it was."""
-    directory = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
-    server = LiveServer(directory)
-    yield server
-    assert server.close() == 0
-    shutil.rmtree(directory)
+    with live_server() as server:
+        yield server
 
 
 @pytest.fixture
