@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 
 import pytest
 
@@ -92,20 +91,11 @@ def test_every_lock_is_one_that_the_image_can_be_built_with() -> None:
     assert Path(ROOT, "docker", "Dockerfile").read_text().count("docker/locks/") >= 2
 
 
-def script() -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("lock", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(("accelerator", "more"), [("cpu", []), ("cuda13", ["jax[cuda13]>=0.10"])])
 def test_what_a_server_needs_comes_from_pyproject(accelerator: str, more: list[str]) -> None:
     """The client's packages, jax, and its plugin; jaxd itself is not among them."""
-    lines = script().requirements(Path(ROOT, "pyproject.toml").read_text(), accelerator)
+    requirements = run_path(str(SCRIPT))["requirements"]
+    lines = requirements(Path(ROOT, "pyproject.toml").read_text(), accelerator)
     assert [line for line in lines if line.startswith(("rpyc", "jax"))] == [
         *("rpyc>=6.0.2", "jax>=0.10", "jaxlib>=0.10", *more)
     ]
@@ -114,7 +104,7 @@ def test_what_a_server_needs_comes_from_pyproject(accelerator: str, more: list[s
 def test_an_accelerator_that_is_none_is_refused() -> None:
     """Before anything is downloaded."""
     with pytest.raises(KeyError, match="cuda11"):
-        script().requirements(Path(ROOT, "pyproject.toml").read_text(), "cuda11")
+        run_path(str(SCRIPT))["requirements"](Path(ROOT, "pyproject.toml").read_text(), "cuda11")
 
 
 @pytest.mark.variants

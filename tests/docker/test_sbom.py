@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from runpy import run_path
 
 import pytest
 
@@ -17,16 +16,6 @@ from tests.docker.engine import ROOT
 
 SCRIPT = ROOT / "docker" / "sbom.py"
 LOCK = ROOT / "docker" / "locks" / "cpu.txt"
-
-
-def script() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("sbom", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_it_lists_what_is_installed_and_nothing_else() -> None:
@@ -50,11 +39,12 @@ def test_it_lists_what_is_installed_and_nothing_else() -> None:
 
 def test_a_package_of_one_file_has_its_hash() -> None:
     """That of the file from which it was installed; where there are several, nobody knows."""
-    digests = script().hashes(LOCK.read_text())
+    digests = run_path(str(SCRIPT))["hashes"](LOCK.read_text())
     (pure,) = digests["cloudpickle==3.1.2"]
     assert len(pure) == 64
     assert len(digests[f"numpy=={metadata.version('numpy')}"]) > 1
-    bill = script().bill([p for p in sys.path if p.endswith("site-packages")], LOCK.read_text())
+    folders = [path for path in sys.path if path.endswith("site-packages")]
+    bill = run_path(str(SCRIPT))["bill"](folders, LOCK.read_text())
     (one,) = (each for each in bill["components"] if each["name"] == "cloudpickle")
     assert one["hashes"] == [{"alg": "SHA-256", "content": pure}]
 

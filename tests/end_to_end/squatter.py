@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 __all__ = ["Squatter"]
@@ -61,13 +60,8 @@ class Squatter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        words, _ = self._process.communicate("", _PATIENCE_S)  # the end of its stdin is its own
+    def __exit__(self, *_: object) -> None:
+        words = self._process.communicate("", _PATIENCE_S)[0]  # the end of its stdin is its own
         report = json.loads(words)
         self.heard, self.said = bytes.fromhex(report["heard"]), bytes.fromhex(report["said"])
 

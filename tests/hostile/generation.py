@@ -92,6 +92,11 @@ class Generator:
         steps.append(self._reply(act))
         return Exchange(act, name, tuple(steps))
 
+    def all_honest(self) -> list[Exchange]:
+        """One of each kind that differs for the client, for each of its functions."""
+        acts = ("call", "fail", "submit", "remote")
+        return [self.honest(act, name) for name in self._own for act in acts]
+
     def honest(self, act: str, name: str) -> Exchange:
         """An exchange as an honest server would have it, which shows what belongs to one."""
         tree = Tree()

@@ -306,12 +306,7 @@ class ServerRun(Run):
             str(self._libraries),
             ",".join(self._reverts),
         )
-        generator = Generator(victim.inventory, 0)
-        honest = [
-            generator.honest(act, name)
-            for name in victim.inventory["own"]
-            for act in ("call", "fail", "submit", "remote")
-        ]
+        honest = Generator(victim.inventory, 0).all_honest()
         for exchange in honest * 2:
             self.server.plan(exchange)
             list(victim.act(f"{exchange.act} {exchange.name}"))

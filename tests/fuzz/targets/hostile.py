@@ -68,11 +68,9 @@ class _Ends:
         self._oracle = Oracle(report_to, {**allowed, "socket.__new__": _is_of_an_end})
         self._oracle.install()
         atexit.register(self._oracle.disarm)  # before the folder is removed
-        for name in self._victim.persistent:
-            for act in ("call", "fail", "submit", "remote"):
-                exchange = self._generator.honest(act, name)
-                self._server.plan(exchange)
-                self._act(exchange.act, name)
+        for exchange in self._generator.all_honest():
+            self._server.plan(exchange)
+            self._act(exchange.act, exchange.name)
 
     def converse(self, data: bytes) -> None:
         """One exchange.
