@@ -17,7 +17,7 @@ from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.handshake import MAGIC, UNIX, finish_greeting, greet_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 
-__all__ = ["Asked", "FakeServer", "failed", "greeted", "warmed"]
+__all__ = ["Asked", "FakeServer", "Listener", "failed", "greeted", "warmed"]
 
 Reply = tuple[Any, Sequence[memoryview]]
 
@@ -68,6 +68,37 @@ def greeted(sock: socket.socket) -> bool:
     return True
 
 
+class Listener:
+    """Serves each connection to a Unix socket in a thread of its own, from now until `close`.
+
+    Args:
+        path: of the socket.
+        serve: is given each connection.
+    """
+
+    def __init__(self, path: str, serve: Callable[[socket.socket], object]) -> None:
+        self._serve = serve
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.bind(path)
+        self._sock.listen()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more connections."""
+        self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
+        self._sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+
 class FakeServer:
     """Listens at once; `close` ends it.
 
@@ -81,12 +112,8 @@ class FakeServer:
         self.address = f"unix://{path}"
         self.answers: dict[str, Any] = answers
         self.asked: list[Asked] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen()
         self._connections: list[_Connection] = []
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        self._listener = Listener(path, self._serve)
 
     def of(self, verb: str) -> list[Asked]:
         """The requests of one kind."""
@@ -109,19 +136,9 @@ class FakeServer:
 
     def close(self) -> None:
         """Ends it with all its connections."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
         self._listener.close()
         for connection in self._connections:
             connection.shut()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         if not greeted(sock):

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from jaxd import Client, connect
+from tests.client.fake_server import FakeServer
 from tests.end_to_end.several_devices import EIGHT
 from tests.live_server import LiveServer
+
+
+@pytest.fixture
+def victim(evil: FakeServer) -> Iterator[Client]:
+    """A client of the server that `evil` plays, a fixture of the test's own file."""
+    with connect(evil.address) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

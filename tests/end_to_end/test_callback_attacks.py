@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd import Client, connect, errors
+from jaxd import Client, errors
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.trees import dump_literal
@@ -116,13 +116,6 @@ def evil(runtime: Path) -> Iterator[EvilServer]:
     server = EvilServer(f"{runtime}/evil.sock")
     yield server
     server.close()
-
-
-@pytest.fixture
-def victim(evil: EvilServer) -> Iterator[Client]:
-    """A client of it."""
-    with connect(evil.address) as client:
-        yield client
 
 
 class Box:

@@ -104,13 +104,6 @@ def evil(runtime: Path) -> Iterator[EvilServer]:
 
 
 @pytest.fixture
-def victim(evil: EvilServer) -> Iterator[Client]:
-    """A client of it."""
-    with connect(evil.address) as client:
-        yield client
-
-
-@pytest.fixture
 def trap(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is there once a module `springs` was imported, or a bomb unpickled."""
     (runtime / "springs.py").write_text(

@@ -14,7 +14,7 @@ from jaxd_protocol.calls import OK
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from jaxd_protocol.wire.connection import encode_reply, encode_request
-from tests.client.fake_server import greeted
+from tests.client.fake_server import Listener, greeted
 from tests.hostile.exchanges import Exchange, Step
 
 __all__ = ["HostileServer"]
@@ -42,10 +42,7 @@ class HostileServer:
         self.said: deque[bytes] = deque(maxlen=4096)
         self._planned: Exchange | None = None
         self._lock = threading.Lock()  # guards _planned
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listener = Listener(path, self._serve)
 
     def plan(self, exchange: Exchange | None) -> None:
         """What to say to the next request."""
@@ -60,17 +57,7 @@ class HostileServer:
 
     def close(self) -> None:
         """No more clients."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         with suppress(OSError, EOFError, JaxdError):
