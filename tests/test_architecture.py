@@ -85,6 +85,7 @@ JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/jax_primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/packing/arrays.py",  # the same
     "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
+    "shared/jaxd_protocol/jit/",  # runs where a function is traced
     "shared/jaxd_protocol/transformations/",  # runs where a function is traced
 )
 

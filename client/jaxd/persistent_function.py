@@ -113,6 +113,12 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         """As of any function: itself."""
         return self
 
+    def __reduce__(self) -> Any:
+        """On the way to a server it is the function itself."""
+        from jaxd_protocol.jit.nested import nested  # few functions hold another persistent one
+
+        return nested, (self.__wrapped__, self.jit_options)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function on the server and returns its result.
 

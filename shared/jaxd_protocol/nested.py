@@ -1,8 +1,4 @@
-"""What a persistent function is on the server, inside of another one: never a call over the wire.
-
-It is compiled as a part of the outer function, as a function under `jax.jit` is inside of another,
-with the same rules for its arguments and results.
-"""
+"""What stands for a function, so that walks and packing see the function itself."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-__all__ = ["BoundFunction", "JitOptions", "PlainInside", "nested"]
+__all__ = ["BoundFunction", "JitOptions", "PlainInside"]
 
 JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.calls.Options` that is not the default."""
@@ -21,6 +17,8 @@ JitOptions = tuple[tuple[str, Any], ...]
 class PlainInside:
     """Base of what stands for a function, and is that function inside of another one.
 
+    A subclass is pickled as that function, by `jaxd_protocol.jit.nested.nested`.
+
     Attributes:
         __wrapped__: the function.
         jit_options: how `jax.jit` compiles it there; None: it is the plain function.
@@ -28,10 +26,6 @@ class PlainInside:
 
     __wrapped__: Callable[..., Any]
     jit_options: JitOptions | None = None
-
-    def __reduce__(self) -> Any:
-        """On the way to a server it is the function itself."""
-        return nested, (self.__wrapped__, self.jit_options)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
@@ -82,28 +76,3 @@ class BoundFunction(partial[Any]):
     def __reduce__(self) -> Any:
         """As a bound method."""
         return MethodType, (self.func, self.args[0])
-
-
-def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:
-    """The function as others call it on the server."""
-    return function if options is None else _Nested(function, options)
-
-
-class _Nested(PlainInside):
-    """Made where a persistent function arrives that another one calls."""
-
-    def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
-        import functools
-
-        functools.update_wrapper(self, function)
-        self.__wrapped__ = function
-        self.jit_options = options
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it as `jax.jit` does."""
-        from jaxd_protocol.jax_objects.inner_jits import call_jitted
-
-        return call_jitted(self.__wrapped__, self.jit_options or (), args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<persistent {self.__wrapped__!r}>"

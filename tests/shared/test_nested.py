@@ -1,49 +1,35 @@
 from __future__ import annotations
 
-import pickle
+import copy
+from types import MethodType
 from typing import Any
 
-from jaxd_protocol.nested import PlainInside, nested
-
-
-def double(x: Any, n: int = 2) -> Any:
-    """Twice as much."""
-    return x * n
+from jaxd_protocol.nested import BoundFunction, PlainInside
 
 
 class Persistent(PlainInside):
-    def __init__(self, options: Any = None) -> None:
-        self.__wrapped__ = double
-        self.jit_options = options
+    def __call__(self, *args: Any) -> Any:
+        return args
 
 
 class Model:
-    step = nested(lambda self, x: x + 1.0, ())
-
-
-def arrived(options: Any) -> Any:
-    """What comes of a persistent function on its way to a server."""
-    return pickle.loads(pickle.dumps(Persistent(options)))
-
-
-def test_it_arrives_as_the_function_itself() -> None:
-    """Or, when it says how it is jitted, as that function jitted."""
-    assert arrived(None) is double
-    found = arrived((("static_argnames", ("n",)),))
-    assert found.__wrapped__ is double
-    assert (found.__name__, found.__doc__) == ("double", "Twice as much.")
-    assert float(found(1.5, n=4)) == 6.0
-    assert repr(found).startswith("<persistent <function double")
-
-
-def test_it_travels_on_as_what_it_is() -> None:
-    """A function that holds it may be packed where it has arrived."""
-    options = (("static_argnums", (1,)),)
-    again = pickle.loads(pickle.dumps(arrived(options)))
-    assert (again.__wrapped__, again.jit_options) == (double, options)
+    step = Persistent()
 
 
 def test_found_on_an_instance_it_is_a_method() -> None:
     """As any function; found on the class it is itself."""
-    assert float(Model().step(1.0)) == 2.0
+    model = Model()
+    assert model.step(1.0) == (model, 1.0)
     assert Model.step is vars(Model)["step"]
+
+
+def test_bound_it_is_compared_copied_and_packed_as_a_bound_method() -> None:
+    """Of the same function on the same instance; a deep copy is of a copy of the instance."""
+    model = Model()
+    bound = BoundFunction(Model.step, model)
+    assert (bound.__func__, bound.__self__) == (Model.step, model)
+    assert bound == BoundFunction(Model.step, model) != BoundFunction(Model.step, Model())
+    assert hash(bound) == hash(BoundFunction(Model.step, model))
+    assert copy.copy(bound) is bound
+    assert copy.deepcopy(bound).__self__ is not model
+    assert bound.__reduce__() == (MethodType, (Model.step, model))

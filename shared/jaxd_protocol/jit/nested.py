@@ -1,4 +1,8 @@
-"""Persistent functions that are called while another function is traced."""
+"""Persistent functions that are called while another function is traced: never over the wire.
+
+Each is compiled as a part of the outer function, as a function under `jax.jit` is inside of
+another, with the same rules for its arguments and results.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,32 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_protocol.calls import Options
-from jaxd_protocol.nested import JitOptions
+from jaxd_protocol.nested import JitOptions, PlainInside
 from jaxd_protocol.statics import Statics, statics_of
 
-__all__ = ["call_jitted"]
+
+def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:
+    """The function as others call it on the server."""
+    return function if options is None else _Nested(function, options)
+
+
+class _Nested(PlainInside):
+    """Made where a persistent function arrives that another one calls."""
+
+    def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self.jit_options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it as `jax.jit` does."""
+        return call_jitted(self.__wrapped__, self.jit_options or (), args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return nested, (self.__wrapped__, self.jit_options)
+
+    def __repr__(self) -> str:
+        return f"<persistent {self.__wrapped__!r}>"
 
 
 def call_jitted(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from enum import Enum
 from typing import Any
 
@@ -9,12 +10,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.jax_objects.inner_jits import call_jitted
+from jaxd_protocol.jit.nested import call_jitted, nested
 
 
 class Mode(Enum):
     UP = 1
     DOWN = -1
+
+
+def double(x: Any, n: int = 2) -> Any:
+    """Twice as much."""
+    return x * n
+
+
+class Model:
+    step = nested(lambda self, x: x + 1.0, ())
+
+
+def test_it_arrives_as_the_function_itself() -> None:
+    """Or, when it says how it is jitted, as that function jitted."""
+    assert nested(double, None) is double
+    found: Any = nested(double, (("static_argnames", ("n",)),))
+    assert found.__wrapped__ is double
+    assert (found.__name__, found.__doc__) == ("double", "Twice as much.")
+    assert float(found(1.5, n=4)) == 6.0
+    assert repr(found).startswith("<persistent <function double")
+
+
+def test_it_travels_on_as_what_it_is() -> None:
+    """A function that holds it may be packed where it has arrived."""
+    options = (("static_argnums", (1,)),)
+    again = pickle.loads(pickle.dumps(nested(double, options)))
+    assert (again.__wrapped__, again.jit_options) == (double, options)
+
+
+def test_found_on_an_instance_it_is_a_method() -> None:
+    """As any function; found on the class it is itself."""
+    assert float(Model().step(1.0)) == 2.0
+    assert Model.step is vars(Model)["step"]
 
 
 def signed(x: Any, mode: Any, n: int = 1) -> Any:
