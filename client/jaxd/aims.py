@@ -16,8 +16,8 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError, ProtocolError
-from jaxd_protocol.fingerprint.callbacks import Cell, Path, cell_of, code_at
-from jaxd_protocol.fingerprint.facts import Targets
+from jaxd_protocol.fingerprint.callbacks import Cell, cell_of, code_at
+from jaxd_protocol.fingerprint.facts import Path, Targets
 from jaxd_protocol.live import holds_function
 
 __all__ = ["Table", "refuse_functions"]

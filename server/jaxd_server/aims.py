@@ -35,8 +35,8 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.fingerprint.callbacks import Cell, Path, cell_of, code_at
-from jaxd_protocol.fingerprint.facts import Entry, Target, Targets, said_name
+from jaxd_protocol.fingerprint.callbacks import Cell, cell_of, code_at
+from jaxd_protocol.fingerprint.facts import Entry, Path, Target, Targets, said_name
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.live import Live

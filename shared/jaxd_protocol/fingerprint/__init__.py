@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.facts import (
+    Archives,
     Entry,
     Fingerprint,
     Listed,
@@ -21,9 +22,6 @@ from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.fingerprint.walk import Walk, Walked
 from jaxd_protocol.fingerprint.world import Here, World
-
-if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.archives import Archives
 
 __all__ = [
     "Entry",

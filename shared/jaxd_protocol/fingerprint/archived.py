@@ -10,8 +10,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.bytecode import Steps, facts_of
-from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.bytecode import facts_of
+from jaxd_protocol.fingerprint.facts import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.tokens import ATOMS, digest
 from jaxd_protocol.fingerprint.walk import Walk, shown

@@ -10,14 +10,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint.archive_files import files_of, source_of
 from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.fingerprint.callbacks import nested_codes
-from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.facts import Archive, Name, Source
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.pristine import is_plain_data
 from jaxd_protocol.fingerprint.tokens import atom, digest
@@ -27,61 +26,26 @@ from jaxd_protocol.packages import Package, package_of
 
 __all__ = [
     "IMPORTLIB",
-    "Archive",
-    "Archives",
     "LocalArchives",
-    "Name",
+    "archive_of",
     "archived_id",
     "hinted_tops",
     "imported_names",
     "look",
 ]
 
-Name = tuple[str, str]
-"""A module, and the qualified name of an object in it; without the latter the module itself."""
-
 IMPORTLIB: Final = "importlib"
 
 
-class Archive:
-    """The source of some top-level packages.
-
-    Attributes:
-        sources: their modules, by full name.
-        packages: installed packages that they import.
-    """
-
-    def __init__(self, sources: Mapping[str, Source], packages: tuple[Package, ...] = ()) -> None:
-        self.sources = sources
-        self.packages = packages
-
-    @cached_property
-    def content(self) -> bytes:
-        """Sixteen bytes over all that it means; comments, docstrings and places do not count."""
-        data = bytearray(b"archive")
-        for name in sorted(self.sources):
-            code, is_package = self.sources[name]
-            data += b"".join(filter(None, map(atom, (name, is_package, facts_of(code).digest))))
-        for package in self.packages:
-            data += b"".join(filter(None, map(atom, package)))
-        return digest(data)
-
-
-class Archives(Protocol):
-    """What a walk asks about archived packages."""
-
-    @property
-    def archive(self) -> Archive:
-        """All that has been found."""
-
-    def has(self, module: str, is_local: bool = False) -> bool:
-        """Whether a module is in the archive; on a client, a local one is put there."""
-
-    def name_of(self, value: Any) -> Name | None:
-        """The name under which the archive makes this very object; None when it does not."""
-
-    def module(self, name: str) -> ModuleType | None:
-        """An archived module that is imported."""
+def archive_of(sources: Mapping[str, Source], packages: tuple[Package, ...] = ()) -> Archive:
+    """An archive of these modules, by full name, and the installed packages that they import."""
+    data = bytearray(b"archive")
+    for name in sorted(sources):
+        code, is_package = sources[name]
+        data += b"".join(filter(None, map(atom, (name, is_package, facts_of(code).digest))))
+    for package in packages:
+        data += b"".join(filter(None, map(atom, package)))
+    return Archive(digest(data), sources, packages)
 
 
 class LocalArchives:
@@ -99,7 +63,7 @@ class LocalArchives:
         """All that has been found so far."""
         if self._closed is not None:
             return self._closed
-        return Archive(dict(self._sources), tuple(sorted(self._packages)))
+        return archive_of(dict(self._sources), tuple(sorted(self._packages)))
 
     def close(self) -> None:
         """No package is added any more."""

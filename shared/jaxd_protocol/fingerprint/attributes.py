@@ -7,8 +7,8 @@ from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespac
 from typing import Any
 
 from jaxd_protocol.fingerprint import classes, reading
-from jaxd_protocol.fingerprint.bytecode import Steps, facts_of
-from jaxd_protocol.fingerprint.callbacks import NOTHING
+from jaxd_protocol.fingerprint.bytecode import facts_of
+from jaxd_protocol.fingerprint.facts import NOTHING, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -86,7 +86,7 @@ def take(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Taken | N
     if name not in attributes:
         return None
     _begin(walk, value)
-    reading.slice_of(walk, value).names.add(name)
+    walk.reach.slice_of(value).names.add(name)
     walk.guards.item(attributes, name, attributes[name])
     walk.label += f".{name}"
     return attributes[name], rest
@@ -99,8 +99,8 @@ def _begin(walk: Walk, value: Any) -> Taken:
     attributes = getattr(value, "__dict__", MISSING)
     if attributes is not MISSING:
         walk.guards.attribute(value, "__dict__", attributes)
-    reading.slice_of(walk, value)
-    reading.slice_of(walk, type(value))
+    walk.reach.slice_of(value)
+    walk.reach.slice_of(type(value))
     return MISSING, ()
 
 
@@ -111,7 +111,7 @@ def _slot(walk: Walk, value: Any, name: str, rest: Steps) -> Taken:
     if content is MISSING:
         walk.tag("missing")
         return MISSING, ()
-    reading.slice_of(walk, value).names.add(name)
+    walk.reach.slice_of(value).names.add(name)
     walk.label += f".{name}"
     return content, rest
 
@@ -127,7 +127,7 @@ def _of_class(walk: Walk, value: Any, base: type, name: str, rest: Steps) -> Tak
         return None
     _begin(walk, value)
     cls = type(value)
-    reading.slice_of(walk, cls).names.add(name)
+    walk.reach.slice_of(cls).names.add(name)
     walk.guards.answer(lambda: _static(cls, name)[1] is found, True)
     if not hasattr(type(found), "__set__"):
         walk.guards.item(getattr(value, "__dict__", {}), name)

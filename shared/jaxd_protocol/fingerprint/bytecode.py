@@ -16,15 +16,15 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.callbacks import (
     GIVEN,
-    Gives,
     called_in,
     given_to_callbacks,
     nested_codes,
 )
-from jaxd_protocol.fingerprint.chains import Bound, Instruction, Instructions, Step, Steps
+from jaxd_protocol.fingerprint.chains import Bound, Instruction, Instructions
+from jaxd_protocol.fingerprint.facts import Gives, Steps
 from jaxd_protocol.fingerprint.tokens import constant, digest
 
-__all__ = ["CodeFacts", "Import", "Read", "Step", "Steps", "facts_of"]
+__all__ = ["CodeFacts", "Import", "Read", "facts_of"]
 
 
 class Read(NamedTuple):

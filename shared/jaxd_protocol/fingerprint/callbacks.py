@@ -20,66 +20,21 @@ from functools import lru_cache
 from types import CodeType
 from typing import Final, Literal, NamedTuple
 
+from jaxd_protocol.fingerprint.facts import NOTHING, Gives, Kind, Origin, parameters_of
+
 __all__ = [
     "GIVEN",
-    "NOTHING",
     "Cell",
-    "Gives",
-    "Origin",
-    "Path",
     "called_in",
     "cell_of",
     "code_at",
     "given_to_callbacks",
     "names_in",
     "nested_codes",
-    "parameters_of",
 ]
 
 GIVEN: Final = (("!", None),)
 """The steps of a read whose value is only given to be called back."""
-
-Path = tuple[int, ...]
-"""The way to a code object inside of another one: a number among the nested ones each time."""
-
-
-Kind = Literal["global", "variable", "module", "code"]
-
-
-class Origin(NamedTuple):
-    """Where a value comes from.
-
-    Attributes:
-        kind: a global, a variable, a module that an import statement names, or code of which a
-            function is made.
-        name: of the global, variable or module; the number of the code as text.
-        names: of the attributes that lead from there.
-        offset: of the instruction that loads it.
-    """
-
-    kind: Kind
-    name: str
-    names: tuple[str, ...] = ()
-    offset: int = -1
-
-    def at(self, name: str) -> Origin:
-        """That of an attribute."""
-        return self._replace(names=(*self.names, name))
-
-
-class Gives(NamedTuple):
-    """What code gives to be called back, nested code included.
-
-    Attributes:
-        objects: globals, free variables, parameters and modules, with attributes of them.
-        codes: the nested code of functions that are made in place.
-    """
-
-    objects: tuple[Origin, ...] = ()
-    codes: tuple[Path, ...] = ()
-
-
-NOTHING: Final = Gives()
 
 
 class Cell(NamedTuple):
@@ -460,11 +415,6 @@ def _resolved(code: CodeType, origin: Origin) -> Iterator[Origin]:
                 if one.kind != "code" or not each.names:
                     found = one._replace(names=(*one.names, *each.names))
                     todo.append((found, (*seen, name)))
-
-
-def parameters_of(code: CodeType) -> tuple[str, ...]:
-    """The names of its parameters, but for those of `*args` and `**kwargs`."""
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _is_assigned_below(code: CodeType, name: str) -> bool:

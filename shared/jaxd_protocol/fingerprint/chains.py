@@ -12,15 +12,9 @@ from itertools import pairwise
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Bound", "Instruction", "Instructions", "Step", "Steps"]
+from jaxd_protocol.fingerprint.facts import Step, Steps
 
-Step = tuple[str, Any]
-"""`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
-that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
-constant as its first argument, `("+", None)` after an attribute or item that is read and then
-assigned, as in ``CONFIG["n"] += 1``."""
-
-Steps = tuple[Step, ...]
+__all__ = ["Bound", "Instruction", "Instructions"]
 
 Bound = tuple[str, "tuple[str, ...] | None"]
 """A variable that an import statement binds, and the attribute path from the module that the

@@ -7,7 +7,7 @@ from types import MethodType, ModuleType
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.bytecode import Steps
+from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.tokens import atom
 from jaxd_protocol.fingerprint.walk import Walk
 

@@ -15,27 +15,34 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from jaxd_protocol.fingerprint.callbacks import Gives, Origin, Path, parameters_of
 from jaxd_protocol.packages import Package
 
-if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.archives import Archives
-
 __all__ = [
+    "NOTHING",
+    "Archive",
+    "Archives",
     "Entry",
     "Fingerprint",
+    "Gives",
+    "Kind",
     "Listed",
+    "Name",
     "Note",
+    "Origin",
     "Part",
+    "Path",
     "Reach",
     "Slice",
     "Source",
+    "Step",
+    "Steps",
     "Target",
     "Targets",
     "Unshared",
     "owner_of",
+    "parameters_of",
     "said_name",
 ]
 
@@ -101,6 +108,50 @@ class Source(NamedTuple):
     is_package: bool
 
 
+Name = tuple[str, str]
+"""A module, and the qualified name of an object in it; without the latter the module itself."""
+
+
+class Archive(NamedTuple):
+    """The source of some top-level packages.
+
+    Attributes:
+        content: sixteen bytes over all that it means; comments, docstrings and places do not count.
+        sources: their modules, by full name.
+        packages: installed packages that they import.
+    """
+
+    content: bytes
+    sources: Mapping[str, Source]
+    packages: tuple[Package, ...] = ()
+
+
+class Archives(Protocol):
+    """What a walk asks about archived packages."""
+
+    @property
+    def archive(self) -> Archive:
+        """All that has been found."""
+
+    def has(self, module: str, is_local: bool = False) -> bool:
+        """Whether a module is in the archive; on a client, a local one is put there."""
+
+    def name_of(self, value: Any) -> Name | None:
+        """The name under which the archive makes this very object; None when it does not."""
+
+    def module(self, name: str) -> ModuleType | None:
+        """An archived module that is imported."""
+
+
+Step = tuple[str, Any]
+"""`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
+that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
+constant as its first argument, `("+", None)` after an attribute or item that is read and then
+assigned, as in ``CONFIG["n"] += 1``."""
+
+Steps = tuple[Step, ...]
+
+
 class Slice:
     """A container of which only some entries are reached.
 
@@ -116,6 +167,54 @@ class Slice:
         self.value = value
         self.names: set[Any] = set() if names is None else names
         self.given: dict[str, Any] = {}
+
+
+Path = tuple[int, ...]
+"""The way to a code object inside of another one: a number among the nested ones each time."""
+
+
+Kind = Literal["global", "variable", "module", "code"]
+
+
+class Origin(NamedTuple):
+    """Where a value comes from.
+
+    Attributes:
+        kind: a global, a variable, a module that an import statement names, or code of which a
+            function is made.
+        name: of the global, variable or module; the number of the code as text.
+        names: of the attributes that lead from there.
+        offset: of the instruction that loads it.
+    """
+
+    kind: Kind
+    name: str
+    names: tuple[str, ...] = ()
+    offset: int = -1
+
+    def at(self, name: str) -> Origin:
+        """That of an attribute."""
+        return self._replace(names=(*self.names, name))
+
+
+class Gives(NamedTuple):
+    """What code gives to be called back, nested code included.
+
+    Attributes:
+        objects: globals, free variables, parameters and modules, with attributes of them.
+        codes: the nested code of functions that are made in place.
+    """
+
+    objects: tuple[Origin, ...] = ()
+    codes: tuple[Path, ...] = ()
+
+
+NOTHING: Final = Gives()
+
+
+def parameters_of(code: CodeType) -> tuple[str, ...]:
+    """The names of its parameters, but for those of `*args` and `**kwargs`."""
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 class Target(NamedTuple):
@@ -339,6 +438,14 @@ class Reach:
         self.objects += part.objects
         self.installed += part.installed
         self.targets.codes += part.targets.codes  # its objects are known by other numbers
+
+    def slice_of(self, value: Any) -> Slice:
+        """The note of what is read of a module, object or dict."""
+        found = self.slices.get(id(value))
+        if found is None:
+            found = self.slices[id(value)] = Slice(value)
+            self.objects.append(value)  # keeps its id from being used again
+        return found
 
     def part_of(self, value: Any) -> set[Any] | None:
         """The names that are read of a module, object or dict; None when it counts whole."""

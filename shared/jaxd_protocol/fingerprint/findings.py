@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.fingerprint.facts import Fingerprint, Note, Part, Reach, Unshared
+from jaxd_protocol.fingerprint.facts import Archives, Fingerprint, Note, Part, Reach, Unshared
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import digest
 from jaxd_protocol.fingerprint.world import World
 from jaxd_protocol.packages import Package, import_root
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.archives import Archives
     from jaxd_protocol.fingerprint.walk import Walked
 
 __all__ = ["MAX_PARTS", "Findings", "shown"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.bytecode import Steps
+from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 __all__ = ["Flags", "is_flags", "refuse", "take"]

@@ -170,8 +170,8 @@ def emit_method(walk: Walk, method: MethodType) -> None:
     uses = attributes.uses_of_first(walk, function)
     attributes.note_method(walk, function, instance)
     if uses is not None and not isinstance(instance, type):
-        reading.slice_of(walk, type(instance))
-        reading.slice_of(walk, instance)
+        walk.reach.slice_of(type(instance))
+        walk.reach.slice_of(instance)
         walk.read_by.add((id(instance), id(function)))
         reading.emit_uses(walk, walk.label, instance, uses)
     else:

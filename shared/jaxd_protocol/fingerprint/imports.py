@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archived, installed, modules, reading
-from jaxd_protocol.fingerprint.bytecode import CodeFacts, Import, Steps
+from jaxd_protocol.fingerprint.bytecode import CodeFacts, Import
+from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 __all__ = ["absolute_name", "emit_import"]
@@ -118,10 +119,10 @@ def _local_import(walk: Walk, name: str) -> None:
     if module is not None:
         walk.guards.answer(lambda: walk.world.module(name) is module, True)
         walk.reach.imports[name] = module
-        reading.slice_of(walk, module)
+        walk.reach.slice_of(module)
         parent, _, last = name.rpartition(".")
         if parent in walk.reach.imports:
-            reading.slice_of(walk, walk.reach.imports[parent]).names.add(last)
+            walk.reach.slice_of(walk.reach.imports[parent]).names.add(last)
         return
     source = walk.world.source(name)
     if source is None:

@@ -16,7 +16,7 @@ from jaxd_protocol.fingerprint import (
     modules,
     reading,
 )
-from jaxd_protocol.fingerprint.bytecode import Steps
+from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.pristine import is_plain_data

@@ -13,28 +13,19 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import archived, attributes, environment, flags, installed, modules
-from jaxd_protocol.fingerprint.bytecode import Read, Steps
-from jaxd_protocol.fingerprint.facts import Slice
+from jaxd_protocol.fingerprint.bytecode import Read
+from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.pristine import is_plain_data
 from jaxd_protocol.fingerprint.tokens import ATOMS
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["emit_global", "emit_uses", "follow", "slice_of"]
+__all__ = ["emit_global", "emit_uses", "follow"]
 
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
 
 _SEE_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
-
-
-def slice_of(walk: Walk, value: Any) -> Slice:
-    """The note of what is read of a module, object or dict."""
-    found = walk.reach.slices.get(id(value))
-    if found is None:
-        found = walk.reach.slices[id(value)] = Slice(value)
-        walk.reach.objects.append(value)  # keeps its id from being used again
-    return found
 
 
 def emit_uses(walk: Walk, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
@@ -174,12 +165,12 @@ def _of_local_module(
     content = vars(module)
     value = content.get(name, MISSING)
     if kind == "w":
-        slice_of(walk, module)
+        walk.reach.slice_of(module)
         return MISSING, ()
     if value is MISSING and "__getattr__" in content:
         return None
     walk.guards.item(content, name, value)
-    slice_of(walk, module).names.add(name)
+    walk.reach.slice_of(module).names.add(name)
     if value is MISSING:
         walk.tag("missing")
         return MISSING, ()
@@ -193,7 +184,7 @@ def _of_dict(walk: Walk, value: dict[Any, Any], steps: Steps) -> Taken | None:
         name, rest = rest[0][1], ()
     elif kind != "i":
         return None
-    slice_of(walk, value).names.add(name)
+    walk.reach.slice_of(value).names.add(name)
     item = value.get(name, MISSING)
     walk.guards.instance(value)
     walk.guards.item(value, name, item)
@@ -222,6 +213,6 @@ def _of_class(walk: Walk, cls: type, steps: Steps) -> Taken | None:
         return None  # a method, or anything else that makes its value when it is read
     walk.guards.attribute(cls, name, value)
     walk.guards.bases(cls)
-    slice_of(walk, cls).names.add(name)
+    walk.reach.slice_of(cls).names.add(name)
     walk.label += f".{name}"
     return value, rest

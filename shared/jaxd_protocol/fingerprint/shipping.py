@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.archives import Archives
+from jaxd_protocol.fingerprint.facts import Archives
 
 __all__ = ["current_archives", "shipping"]
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from jaxd_protocol.fingerprint.facts import Fingerprint, Listed, Reach
+from jaxd_protocol.fingerprint.facts import Archives, Fingerprint, Listed, Reach
 from jaxd_protocol.fingerprint.findings import Findings, shown
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.world import World
-
-if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.archives import Archives
 
 __all__ = ["CyclicClasses", "Walk", "Walked", "shown"]
 

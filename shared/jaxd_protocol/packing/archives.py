@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives import IMPORTLIB, Archive, Name, archived_id, look
-from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.archives import IMPORTLIB, archive_of, archived_id, look
+from jaxd_protocol.fingerprint.facts import Archive, Name, Source
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.nested import PlainInside
 from jaxd_protocol.packages import Package
@@ -177,7 +177,7 @@ def add_archive(
     with _lock:
         found = _archives.get(content)
     if found is None:
-        archive = Archive(
+        archive = archive_of(
             {name: Source(*source) for name, source in sources.items()},
             tuple(Package(*package) for package in packages),
         )

@@ -12,8 +12,8 @@ import pytest
 
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.archives import (
-    Archive,
     LocalArchives,
+    archive_of,
     archived_id,
     hinted_tops,
     imported_names,
@@ -125,15 +125,15 @@ def test_imported_classes_are_found_by_their_id(archives: LocalArchives, shop: A
 
 def test_content_leaves_out_comments_and_places() -> None:
     """And has the code, the name, whether it is a package, and what is installed."""
-    plain = Archive({"a": source("x = 1\n")}).content
-    assert Archive({"a": source("# why\n\nx = 1\n")}).content == plain
-    one, other = (Archive({"a": source(f"'{text}'\nx = 1\n")}) for text in ("why", "how"))
+    plain = archive_of({"a": source("x = 1\n")}).content
+    assert archive_of({"a": source("# why\n\nx = 1\n")}).content == plain
+    one, other = (archive_of({"a": source(f"'{text}'\nx = 1\n")}) for text in ("why", "how"))
     assert one.content == other.content
     others = [
-        Archive({"a": source("x = 2\n")}),
-        Archive({"b": source("x = 1\n")}),
-        Archive({"a": source("x = 1\n", is_package=True)}),
-        Archive({"a": source("x = 1\n")}, (Package("p", "1", b""),)),
+        archive_of({"a": source("x = 2\n")}),
+        archive_of({"b": source("x = 1\n")}),
+        archive_of({"a": source("x = 1\n", is_package=True)}),
+        archive_of({"a": source("x = 1\n")}, (Package("p", "1", b""),)),
     ]
     assert len({plain, *(other.content for other in others)}) == 5
 

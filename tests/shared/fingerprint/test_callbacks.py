@@ -11,13 +11,13 @@ from jax.experimental import io_callback
 
 from jaxd_protocol.fingerprint import Listed, walk
 from jaxd_protocol.fingerprint.callbacks import (
-    Origin,
     called_in,
     cell_of,
     code_at,
     given_to_callbacks,
     nested_codes,
 )
+from jaxd_protocol.fingerprint.facts import Origin
 
 seen: list[Any] = []
 

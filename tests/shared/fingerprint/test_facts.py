@@ -29,3 +29,10 @@ def test_what_is_read_in_part_may_be_read_not_at_all() -> None:
     reach = Reach()
     reach.slices[id(table)] = Slice(table)
     assert reach.part_of(table) == set()
+
+
+def test_there_is_one_note_of_what_is_read_of_an_object() -> None:
+    """Which keeps the object alive."""
+    reach, table = Reach(), {"a": 1}
+    assert reach.slice_of(table) is reach.slice_of(table)
+    assert any(value is table for value in reach.objects)

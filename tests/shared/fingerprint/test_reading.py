@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.reading import emit_uses, follow, slice_of
+from jaxd_protocol.fingerprint.reading import emit_uses, follow
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.fingerprint.world import Here
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
@@ -207,13 +207,6 @@ def test_uses_of_a_value_are_all_that_counts_of_it() -> None:
     assert walk.reach.part_of(table) == {"a"}
     emit_uses(walk, "closure T", table, None)
     assert walk.reach.part_of(table) is None
-
-
-def test_there_is_one_note_of_what_is_read_of_an_object() -> None:
-    """Which keeps the object alive."""
-    walk, table = Walk(Here()), {"a": 1}
-    assert slice_of(walk, table) is slice_of(walk, table)
-    assert any(value is table for value in walk.reach.objects)
 
 
 def test_what_is_read_is_named_as_code_would_write_it() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives import Archive, archived_id
-from jaxd_protocol.fingerprint.facts import Source
+from jaxd_protocol.fingerprint.archives import archive_of, archived_id
+from jaxd_protocol.fingerprint.facts import Archive, Source
 from jaxd_protocol.packing.archives import (
     ArrivedArchive,
     add_archive,
@@ -43,10 +43,10 @@ def me(): return sys.modules[__name__]
 }
 
 
-def archive_of(**changes: str) -> Archive:
+def shop_archive(**changes: str) -> Archive:
     """The package, with other texts in some modules."""
     files = FILES | {f"some_shop.{name}": text for name, text in changes.items()}
-    return Archive(
+    return archive_of(
         {
             name: Source(
                 compile(text, f"{name}.py", "exec", dont_inherit=True), name == "some_shop"
@@ -60,7 +60,7 @@ def archive_of(**changes: str) -> Archive:
 def blob() -> Blob:
     """A function's, that the package came with."""
     blob = Blob()
-    add_archive(blob, *archive_arguments(archive_of()))
+    add_archive(blob, *archive_arguments(shop_archive()))
     return blob
 
 
@@ -81,14 +81,14 @@ def test_a_module_runs_once_and_is_not_in_the_servers_table(blob: Blob) -> None:
 def test_a_second_function_gets_the_same_archive(blob: Blob) -> None:
     """So its classes are the same."""
     other = Blob()
-    add_archive(other, *archive_arguments(archive_of()))
+    add_archive(other, *archive_arguments(shop_archive()))
     assert other.arrived is blob.arrived
 
 
 def test_two_versions_live_side_by_side(blob: Blob) -> None:
     """Each has modules of its own."""
     other = Blob()
-    add_archive(other, *archive_arguments(archive_of(late="NEW = 2\n")))
+    add_archive(other, *archive_arguments(shop_archive(late="NEW = 2\n")))
     assert find(other, "some_shop.late", "NEW") == 2
     assert find(other, "some_shop.base", "Params") is not find(blob, "some_shop.base", "Params")
 
@@ -145,7 +145,7 @@ def test_a_name_that_the_source_does_not_make_is_an_error(blob: Blob) -> None:
 def test_an_archive_goes_with_the_last_that_came_with_it() -> None:
     """Nothing of an old version stays."""
     blob = Blob()
-    add_archive(blob, *archive_arguments(archive_of(late="GONE = 1\n")))
+    add_archive(blob, *archive_arguments(shop_archive(late="GONE = 1\n")))
     assert blob.arrived is not None
     content = blob.arrived.archive.content
     del blob
@@ -156,6 +156,6 @@ def test_an_archive_goes_with_the_last_that_came_with_it() -> None:
 
 def test_an_archive_must_be_what_it_is_named_by() -> None:
     """A name that does not fit would let one client's code stand for another's."""
-    _, sources, packages = archive_arguments(archive_of())
+    _, sources, packages = archive_arguments(shop_archive())
     with pytest.raises(PackingError, match="not what it is named by"):
         add_archive(Blob(), bytes(16), sources, packages)
