@@ -95,11 +95,13 @@ def walk(
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
     """
+    from jaxd_protocol.fingerprint.kinds import HANDLERS  # when the first walk begins
+
     try:
         with _deep_recursion:
             while True:
                 known = 0 if listed is None else len(listed.counted)
-                found = Walk(world or _HERE, ignore, archives, listed).run(value, name)
+                found = Walk(HANDLERS, world or _HERE, ignore, archives, listed).run(value, name)
                 if listed is None or len(listed.counted) == known:
                     return found
     except RecursionError as error:

@@ -6,13 +6,14 @@ from functools import cached_property
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
-from jaxd_protocol.fingerprint import classes, reading
+from jaxd_protocol.fingerprint import classes
 from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.fingerprint.facts import NOTHING, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.pristine import home_of
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["emit_called", "note_method", "slot_names", "take", "uses_of_first"]
+__all__ = ["emit_called", "note_method", "take", "uses_of_first"]
 
 Taken = tuple[Any, Steps]
 
@@ -21,7 +22,7 @@ def uses_of_first(walk: Walk, function: Any) -> dict[Steps, int] | None:
     """What a function of the user's reads of its first argument; None when it may read all."""
     if not isinstance(function, FunctionType) or not function.__code__.co_argcount:
         return None
-    if not walk.is_local(classes.home_of(function)):
+    if not walk.is_local(home_of(function)):
         return None
     code = function.__code__
     return facts_of(code).uses.get(code.co_varnames[0])
@@ -29,7 +30,7 @@ def uses_of_first(walk: Walk, function: Any) -> dict[Steps, int] | None:
 
 def note_method(walk: Walk, function: Any, instance: Any) -> None:
     """Notes what a function of the user's gives of its first argument to be called back."""
-    if isinstance(function, FunctionType) and walk.is_local(classes.home_of(function)):
+    if isinstance(function, FunctionType) and walk.is_local(home_of(function)):
         gives = facts_of(function.__code__).gives
         if gives is not NOTHING and function.__code__.co_argcount and not walk.is_inner:
             walk.reach.targets.note_method(function, gives, instance)
@@ -64,7 +65,7 @@ def _is_readable(value: Any) -> bool:
         return False
     if _static(cls, "__getattribute__")[0] not in (object, SimpleNamespace):
         return False
-    return hasattr(value, "__dict__") or bool(slot_names(cls))
+    return hasattr(value, "__dict__") or bool(classes.slot_names(cls))
 
 
 def take(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Taken | None:
@@ -139,7 +140,7 @@ def _of_class(walk: Walk, value: Any, base: type, name: str, rest: Steps) -> Tak
     walk.emit(found)
     if uses is not None and (id(value), id(function)) not in walk.read_by:
         walk.read_by.add((id(value), id(function)))
-        reading.emit_uses(walk, label, value, uses)
+        walk.emit_uses(label, value, uses)
     return MISSING, ()
 
 
@@ -150,14 +151,3 @@ def _reader(found: Any) -> Any:
     if isinstance(found, cached_property):
         return found.func
     return found if isinstance(found, FunctionType) else None
-
-
-def slot_names(cls: type) -> list[str]:
-    """The slots of a class and its bases."""
-    return [
-        name
-        for base in cls.__mro__
-        if base is not object
-        for name, content in vars(base).items()
-        if type(content) is MemberDescriptorType and "__slots__" in vars(base)
-    ]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import abc
-import sys
 from enum import Enum, EnumMeta
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
-from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import modules
-from jaxd_protocol.fingerprint.pristine import layers
+from jaxd_protocol.fingerprint.pristine import refuse_patched_class
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.importable import importable_name
 
-__all__ = ["emit_class", "home_of", "refuse_patched"]
+__all__ = ["emit_class", "slot_names"]
 
 _NOT_CONTENT: Final = frozenset(
     [
@@ -68,14 +66,6 @@ _HEAP_TYPE: Final = 1 << 9
 """CPython's flag of a class that was not compiled into a library."""
 
 
-def home_of(function: FunctionType) -> str:
-    """The module whose globals a function reads.
-
-    Its `__module__` may say something else: `functools.wraps` copies that.
-    """
-    return str(function.__globals__.get("__name__") or "?")
-
-
 def emit_class(walk: Walk, cls: type) -> None:
     """Appends a class."""
     name = None if walk.is_local(cls.__module__) else importable_name(cls)
@@ -84,7 +74,7 @@ def emit_class(walk: Walk, cls: type) -> None:
     if name is None:  # also one that a library has made, which only says that it is the library's
         _by_content(walk, cls)
         return
-    refuse_patched(walk, cls)
+    refuse_patched_class(cls, walk.is_local, walk.path)
     walk.reach.installed.append(cls)
     modules.emit_reference(walk, *name)
 
@@ -181,25 +171,12 @@ def _members(walk: Walk, cls: type[Enum]) -> None:
             walk.emit_as(f"attribute {cls.__name__}.{name}.{each}", vars(member)[each])
 
 
-def refuse_patched(walk: Walk, cls: type) -> None:
-    """Raises for an installed class that somebody gave a method of their own.
-
-    Raises:
-        PackingError: the server's class does not have it, and other clients must not get it.
-    """
-    found = ((name, content) for base in cls.__mro__[:-1] for name, content in vars(base).items())
-    for name, content in found:
-        homes = {home_of(each) for each in _functions_in(content)} & sys.modules.keys()
-        if any(map(walk.is_local, homes)):  # of no module: what a named tuple makes for itself
-            raise PackingError(
-                f"{walk.path()} uses {cls.__module__}.{cls.__qualname__}, whose {name} was "
-                "replaced by code of your own. The server has the original. Make a subclass with "
-                "your own method and use that."
-            )
-
-
-def _functions_in(content: Any) -> list[FunctionType]:
-    """The functions of a class attribute: a method, however it is wrapped, or a property."""
-    parts = (content.fget, content.fset, content.fdel) if isinstance(content, property) else ()
-    found: list[Any] = [*parts, *layers(content)] if not isinstance(content, type) else []
-    return [each for each in found if isinstance(each, FunctionType)]
+def slot_names(cls: type) -> list[str]:
+    """The slots of a class and its bases."""
+    return [
+        name
+        for base in cls.__mro__
+        if base is not object
+        for name, content in vars(base).items()
+        if type(content) is MemberDescriptorType and "__slots__" in vars(base)
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import os
 import sys
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -12,10 +11,9 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import archived, attributes, environment, imports, modules, reading
 from jaxd_protocol.fingerprint.bytecode import CodeFacts, facts_of
-from jaxd_protocol.fingerprint.classes import home_of
+from jaxd_protocol.fingerprint.pristine import home_of, place_of, refuse_patched_function
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.importable import importable_name
-from jaxd_protocol.installed import is_local_file
 
 __all__ = [
     "code_digest",
@@ -23,7 +21,6 @@ __all__ = [
     "emit_function",
     "emit_method",
     "emit_partial",
-    "refuse_patched",
 ]
 
 
@@ -46,33 +43,17 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
         environment.refuse(walk)
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
-        refuse_patched(walk, function)
+        refuse_patched_function(function, walk.path)
         walk.reach.installed.append(function)
         modules.emit_reference(walk, *name)
     else:
         walk.numbered(function, _installed_function, function.__qualname__)
 
 
-def refuse_patched(walk: Walk, function: FunctionType) -> None:
-    """Raises for an installed function whose code is the user's own.
-
-    Raises:
-        PackingError: the server's function is as it was installed.
-    """
-    file = function.__code__.co_filename
-    home = getattr(sys.modules.get(home_of(function)), "__file__", None) or file
-    if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
-        raise PackingError(
-            f"{walk.path()} uses {function.__module__}.{function.__qualname__}, whose code was "
-            f"replaced by that of {function.__code__.co_qualname} ({_place(function.__code__)}). "
-            "The server has the original. Call your own function instead."
-        )
-
-
 def _local_function(walk: Walk, function: FunctionType) -> None:
     code = function.__code__
     facts = facts_of(code)
-    walk.where = _place(code)
+    walk.where = place_of(code)
     walk.quiet = not _CALLBACKS.isdisjoint(code.co_names)
     walk.tag("function")
     walk.write(facts.digest)
@@ -90,11 +71,6 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
         reading.emit_global(walk, function, read)
     for statement in facts.imports:
         imports.emit_import(walk, function.__globals__, statement, facts)
-
-
-def _place(code: CodeType) -> str:
-    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return f"{file}:{code.co_firstlineno}"
 
 
 def _defaults(walk: Walk, function: FunctionType) -> None:
@@ -130,7 +106,7 @@ def _closure(walk: Walk, function: FunctionType, facts: CodeFacts) -> None:
         except ValueError:
             walk.tag("empty")
             continue
-        reading.emit_uses(walk, f"closure {name}", value, facts.uses.get(name))
+        walk.emit_uses(f"closure {name}", value, facts.uses.get(name))
 
 
 def _installed_function(walk: Walk, function: FunctionType) -> None:
@@ -173,7 +149,7 @@ def emit_method(walk: Walk, method: MethodType) -> None:
         walk.reach.slice_of(type(instance))
         walk.reach.slice_of(instance)
         walk.read_by.add((id(instance), id(function)))
-        reading.emit_uses(walk, walk.label, instance, uses)
+        walk.emit_uses(walk.label, instance, uses)
     else:
         walk.read_whole(instance)
         walk.emit(instance)

@@ -1,4 +1,9 @@
-"""Import statements inside of functions."""
+"""Import statements inside of functions, also of local modules that are not imported yet.
+
+The latter are not imported for the sake of the key: that would run code, and a light client would
+have to import jax. Their compiled source counts, and that of the local modules which it imports in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ from importlib.util import resolve_name
 from types import ModuleType
 from typing import Any
 
-from jaxd_protocol.fingerprint import archived, installed, modules, reading
-from jaxd_protocol.fingerprint.bytecode import CodeFacts, Import
-from jaxd_protocol.fingerprint.facts import Steps
+from jaxd_protocol.fingerprint import archived, installed, modules
+from jaxd_protocol.fingerprint.bytecode import CodeFacts, Import, facts_of
+from jaxd_protocol.fingerprint.facts import Source, Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 __all__ = ["absolute_name", "emit_import"]
@@ -44,7 +49,7 @@ def _plain_import(
     top = walk.world.module(name.partition(".")[0])
     for variable, path in statement.bound:
         bound = top if path is None else _by_attributes(walk, name) or module
-        reading.emit_uses(walk, f"global {name}", bound, facts.uses.get(variable))
+        walk.emit_uses(f"global {name}", bound, facts.uses.get(variable))
     if not statement.bound:
         modules.emit_module(walk, module)
 
@@ -130,9 +135,7 @@ def _local_import(walk: Walk, name: str) -> None:
         world = walk.world
         walk.guards.answer(lambda: world.module(name) is None and world.source(name) is None, True)
         return
-    from jaxd_protocol.fingerprint.sources import emit_source
-
-    emit_source(walk, name, source)
+    _emit_source(walk, name, source)
 
 
 def _from_import(
@@ -142,7 +145,7 @@ def _from_import(
     if name in vars(module):
         for steps in uses if uses is not None else ((),):
             before, walk.label = walk.label, f"global {module.__name__}"
-            reading.follow(walk, module, (("a", name), *steps), written=False)
+            walk.follow(module, (("a", name), *steps))
             walk.label = before
         return
     full = f"{module.__name__}.{name}"
@@ -155,4 +158,47 @@ def _from_import(
     _local_import(walk, full)
     loaded = walk.world.module(full)
     if loaded is not None:
-        reading.emit_uses(walk, f"global {full}", loaded, uses)
+        walk.emit_uses(f"global {full}", loaded, uses)
+
+
+def _emit_source(walk: Walk, name: str, source: Source) -> None:
+    """Appends the content of a module, and of those that it imports."""
+    if name in walk.reach.sources:
+        return
+    walk.reach.sources[name] = source
+    facts = facts_of(source.code)
+    walk.tag("source")
+    walk.write(facts.digest)
+    walk.part("module", f"module {name}", facts.digest)
+    walk.guards.answer(lambda: walk.world.module(name) is None, True)
+    walk.guards.answer(lambda: walk.world.source(name) is source, True)
+    package = name if source.is_package else name.rpartition(".")[0]
+    for statement in facts.imports:
+        _imported_by_source(walk, package, statement)
+
+
+def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
+    name = absolute_name(statement.name, statement.level, {"__package__": package})
+    names = [name, *(f"{name}.{each}" for each in statement.names)]
+    for full in names:
+        if walk.is_local(full.partition(".")[0]):
+            _local_by_source(walk, full)
+        else:
+            walk.text(name)
+            walk.package(name)
+
+
+def _local_by_source(walk: Walk, full: str) -> None:
+    parts = full.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        walk.text(name)
+        module = walk.world.module(name)
+        if module is not None:
+            walk.reach.imports[name] = module
+            if count == len(parts):
+                modules.emit_module(walk, module)
+            continue
+        source = walk.world.source(name)
+        if source is not None:
+            _emit_source(walk, name, source)

@@ -7,19 +7,15 @@ from types import FunctionType, ModuleType
 from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import (
-    archived,
-    classes,
-    environment,
-    flags,
-    functions,
-    modules,
-    reading,
-)
+from jaxd_protocol.fingerprint import archived, environment, flags, modules
 from jaxd_protocol.fingerprint.facts import Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.impure import impurity
-from jaxd_protocol.fingerprint.pristine import is_plain_data
+from jaxd_protocol.fingerprint.pristine import (
+    is_plain_data,
+    refuse_patched_class,
+    refuse_patched_function,
+)
 from jaxd_protocol.fingerprint.tokens import digest
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
@@ -74,12 +70,12 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.tag("carried")
         walk.text(f"{module.__name__}:{name}")
         walk.carry(module.__name__, name, value)
-        reading.follow(walk, value, rest, written=False)
+        walk.follow(value, rest)
     elif isinstance(value, type):
-        classes.refuse_patched(walk, value)
+        refuse_patched_class(value, walk.is_local, walk.path)
         emit_setting(walk, module.__name__, name, value, rest)
     elif isinstance(value, FunctionType):
-        functions.refuse_patched(walk, value)
+        refuse_patched_function(value, walk.path)
     else:
         emit_setting(walk, module.__name__, name, value, rest)
 
@@ -153,7 +149,7 @@ def follow_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> Non
             return
         if walk.is_local(value.__name__):
             walk.guards.item(vars(module), name, value)
-            reading.follow(walk, value, rest, written=False)
+            walk.follow(value, rest)
             return
         walk.guards.item(vars(module), name, value)
         module, steps = value, rest

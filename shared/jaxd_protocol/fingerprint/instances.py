@@ -11,7 +11,7 @@ from dataclasses import Field
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint import environment, flags, modules
-from jaxd_protocol.fingerprint.attributes import slot_names
+from jaxd_protocol.fingerprint.classes import slot_names
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.walk import Walk, shown
 

@@ -15,17 +15,18 @@ from jaxd_protocol.fingerprint import (
     containers,
     functions,
     modules,
+    reading,
 )
 from jaxd_protocol.fingerprint.tokens import constant
-from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.fingerprint.walk import Handlers, Walk
 from jaxd_protocol.nested import BoundFunction, PlainInside
 
-__all__ = ["emit_object", "emit_root"]
+__all__ = ["HANDLERS"]
 
 Emit = Callable[[Walk, Any], None]
 
 
-def emit_root(walk: Walk, value: Any) -> None:
+def _emit_root(walk: Walk, value: Any) -> None:
     """Appends what a walk starts from; of an instance only what its `__call__` reads."""
     value = _plain(value)
     if archived.emit_archived(walk, value):
@@ -38,7 +39,7 @@ def emit_root(walk: Walk, value: Any) -> None:
     walk.emit(value)
 
 
-def emit_object(walk: Walk, value: Any) -> None:
+def _emit_object(walk: Walk, value: Any) -> None:
     """Appends anything that is not an atom."""
     if walk.listed is not None and walk.is_listed(value):
         walk.live(value)
@@ -173,3 +174,6 @@ _KINDS: Final[dict[type, Emit]] = {
     weakref.ref: _weak_reference,
     **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
+
+HANDLERS: Final = Handlers(_emit_root, _emit_object, reading.follow, archived.emit_archive)
+"""What a walk is constructed with."""

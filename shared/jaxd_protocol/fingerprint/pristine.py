@@ -1,22 +1,34 @@
-"""Whether an installed module's attribute still has the value that the module gave it.
+"""Whether what is installed is as it was installed: attributes of modules, functions, classes.
 
 Tests and notebooks patch installed packages (``optax.sgd = mine``). There is no record of what a
-module was when it was imported, so this says yes only where a value shows where it comes from.
-Where it says no, the value itself counts and travels along: harmless when it was the module's own.
+module was when it was imported, so an attribute is pristine only where its value shows where it
+comes from. Where it is not, the value itself counts and travels along: harmless when it was the
+module's own. A function or class of the module that was changed itself is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.tokens import ATOMS
 from jaxd_protocol.importable import importable_name
+from jaxd_protocol.installed import is_local_file
 
-__all__ = ["is_plain_data", "is_pristine", "layers"]
+__all__ = [
+    "home_of",
+    "is_plain_data",
+    "is_pristine",
+    "place_of",
+    "refuse_patched_class",
+    "refuse_patched_function",
+]
 
 _CONSTANTS: Final = {
     "pi": math.pi,
@@ -49,7 +61,7 @@ def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[s
         return False
     if isinstance(value, functools.partial | tuple):
         return False  # made at some time, by somebody
-    for layer in layers(value):
+    for layer in _layers(value):
         if isinstance(layer, FunctionType) and is_local(layer.__globals__.get("__name__") or ""):
             return False
     own = getattr(value, "__name__", None)
@@ -93,10 +105,75 @@ def _is_array(value: Any) -> bool:
     return bool(names & {"ndarray", "ArrayImpl"})
 
 
-def layers(value: Any) -> Iterator[Any]:
+def _layers(value: Any) -> Iterator[Any]:
     """The value, and the functions below decorators such as `jax.jit`."""
     for _ in range(20):
         yield value
         value = getattr(value, "__wrapped__", None) or getattr(value, "__func__", None)
         if value is None:
             return
+
+
+def home_of(function: FunctionType) -> str:
+    """The module whose globals a function reads.
+
+    Its `__module__` may say something else: `functools.wraps` copies that.
+    """
+    return str(function.__globals__.get("__name__") or "?")
+
+
+def place_of(code: CodeType) -> str:
+    """File and line: ``utils.py:41``."""
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{code.co_firstlineno}"
+
+
+def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> None:
+    """Raises for an installed function whose code is the user's own.
+
+    Args:
+        function: the function.
+        path: says how it was reached.
+
+    Raises:
+        PackingError: the server's function is as it was installed.
+    """
+    file = function.__code__.co_filename
+    home = getattr(sys.modules.get(home_of(function)), "__file__", None) or file
+    if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
+        raise PackingError(
+            f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
+            f"replaced by that of {function.__code__.co_qualname} ({place_of(function.__code__)}). "
+            "The server has the original. Call your own function instead."
+        )
+
+
+def refuse_patched_class(
+    cls: type, is_local: Callable[[str], bool], path: Callable[[], str]
+) -> None:
+    """Raises for an installed class that somebody gave a method of their own.
+
+    Args:
+        cls: the class.
+        is_local: whether a module is the user's own.
+        path: says how the class was reached.
+
+    Raises:
+        PackingError: the server's class does not have it, and other clients must not get it.
+    """
+    found = ((name, content) for base in cls.__mro__[:-1] for name, content in vars(base).items())
+    for name, content in found:
+        homes = {home_of(each) for each in _functions_in(content)} & sys.modules.keys()
+        if any(map(is_local, homes)):  # of no module: what a named tuple makes for itself
+            raise PackingError(
+                f"{path()} uses {cls.__module__}.{cls.__qualname__}, whose {name} was "
+                "replaced by code of your own. The server has the original. Make a subclass with "
+                "your own method and use that."
+            )
+
+
+def _functions_in(content: Any) -> list[FunctionType]:
+    """The functions of a class attribute: a method, however it is wrapped, or a property."""
+    parts = (content.fget, content.fset, content.fdel) if isinstance(content, property) else ()
+    found: list[Any] = [*parts, *_layers(content)] if not isinstance(content, type) else []
+    return [each for each in found if isinstance(each, FunctionType)]

@@ -7,7 +7,6 @@ more. Where it is not, what has been reached so far counts whole.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -21,23 +20,11 @@ from jaxd_protocol.fingerprint.pristine import is_plain_data
 from jaxd_protocol.fingerprint.tokens import ATOMS
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["emit_global", "emit_uses", "follow"]
+__all__ = ["emit_global", "follow"]
 
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
 
 _SEE_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
-
-
-def emit_uses(walk: Walk, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
-    """Appends what is read of a value; None: all of it."""
-    if uses is None:
-        walk.emit_as(label, value)
-        return
-    walk.text(len(uses))
-    for steps, line in uses.items():
-        before, walk.label, walk.line = walk.label, label, line
-        follow(walk, value, steps, written=False)
-        walk.label = before
 
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:

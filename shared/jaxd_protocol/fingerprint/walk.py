@@ -3,23 +3,35 @@
 It goes breadth first. What has an identity (functions, classes, modules, objects, mutable
 containers) gets a number when it is met first, and is named by it afterwards, so cycles end and
 chains may be of any length. What is only a value is written where it stands. Each kind of thing
-has a function that takes it apart: see `functions`, `classes`, `containers`, `instances`.
+has a function that takes it apart, and the walk is given these: see `Handlers`.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.facts import Archives, Fingerprint, Listed, Reach
-from jaxd_protocol.fingerprint.findings import Findings, shown
+from jaxd_protocol.fingerprint.facts import (
+    Archives,
+    Fingerprint,
+    Listed,
+    Note,
+    Part,
+    Reach,
+    Steps,
+    Unshared,
+)
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.world import World
+from jaxd_protocol.packages import Package, import_root
 
-__all__ = ["CyclicClasses", "Walk", "Walked", "shown"]
+__all__ = ["MAX_PARTS", "CyclicClasses", "Handlers", "Walk", "Walked", "shown"]
+
+MAX_PARTS: Final = 5000
+"""So many parts of a fingerprint are named; a function that reaches more is still hashed whole."""
 
 _DEEP: Final = 64
 """Nested tuples deeper than this are taken apart later, instead of on top of each other."""
@@ -56,34 +68,54 @@ class Walked:
         self.guards = guards
 
 
-class Walk(Findings):
+class Handlers(NamedTuple):
+    """What takes things apart. They know the walk; the walk knows none of them.
+
+    Attributes:
+        root: appends what a walk starts from.
+        object: appends anything that is not an atom.
+        follow: appends what steps from a value lead to, with whether the walked code changes it.
+        archive: appends the code of the archived packages, at the end of a walk with any.
+    """
+
+    root: Callable[[Walk, Any], None]
+    object: Callable[[Walk, Any], None]
+    follow: Callable[[Walk, Any, Steps, bool], None]
+    archive: Callable[[Walk], None]
+
+
+class Walk:
     """One walk; to be used once, in one thread.
 
     Attributes:
+        world: where modules and packages are asked for.
+        archives: the user's packages that count as files; None when all counts by value.
+        listed: what `callbacks=` lists.
+        reach, guards: as in `Walked`.
+        label: how the value at hand is read: ``global CONFIG['lr']``.
+        where: file and line of the code that reads it.
+        line: of the read at hand, where that is known.
+        quiet: whether the code at hand runs after tracing as well, in a callback.
         own_classes: classes that are part of this walk, by `id`; all others count by their digest.
         open_classes: those of the walks that this one is a part of.
         read_by: objects and the methods by which they are read, by `id`.
         is_inner: whether it is a part of another walk.
-        archived: modules in them of which something is reached.
-        listed: what `callbacks=` lists.
+        archived: modules in archives of which something is reached.
     """
 
     def __init__(
         self,
+        handlers: Handlers,
         world: World,
         ignore: Collection[str] = (),
         archives: Archives | None = None,
         listed: Listed | None = None,
     ) -> None:
-        super().__init__(world, archives)
+        self._handlers = handlers
+        self.world = world
+        self.archives = archives
         self.listed = listed
-        self._stepped: set[int] = set()
         self._ignore = frozenset(ignore)
-        self._stream = bytearray(world.salt)
-        self._numbers: dict[int, int] = {}
-        self._live: dict[int, int] = {}
-        self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
-        self._depth = 0
         self.is_inner = False
         self._open_sets: frozenset[int] = frozenset()
         self._classes: dict[int, Walked] = {}
@@ -91,11 +123,32 @@ class Walk(Findings):
         self.own_classes: set[int] = set()
         self.read_by: set[tuple[int, int]] = set()
         self.archived: set[str] = set()
+        # what is at hand
+        self.label = ""
+        self.where = ""
+        self.line = 0
+        self.quiet = False
+        self._trail: tuple[str, ...] = ()
+        self._depth = 0
+        # what has been written, and is to be
+        self._stream = bytearray(world.salt)
+        self._numbers: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+        self._stepped: set[int] = set()
+        self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
+        # what has been found beside the digest
+        self.reach = Reach(archives=archives)
+        self.guards = Guards()
+        self._parts: dict[tuple[str, str, str], Part] = {}
+        self._local: dict[str, bool] = {}
+        self._packages: dict[str, Package] = {}
+        self._carried: set[str] = set()
+        self._unshared: dict[str, Unshared] = {}
+        self._notes: dict[Note, None] = {}
+        self._absorbed: set[int] = set()
 
     def run(self, value: Any, name: str) -> Walked:
         """Walks over `value`, which is called `name` in messages."""
-        from jaxd_protocol.fingerprint.kinds import emit_root
-
         self._trail = (name,)
         if self.listed is not None and not self.is_inner:
             self.tag("callbacks")
@@ -103,16 +156,26 @@ class Walk(Findings):
                 for each in entry:
                     self.text(each)
         self.reach.targets.root = value
-        emit_root(self, value)
+        self._handlers.root(self, value)
         self._drain()
         if self.archives is not None and not self.is_inner:
-            self._end_archive()
+            self._handlers.archive(self)
         self._leave_live()
-        if not self.is_shared:
+        if self._unshared:
             self._stream += os.urandom(DIGEST_SIZE)
         self.guards.settle()
-        fingerprint = self.fingerprint(digest(self._stream))
-        return Walked(fingerprint, self.reach, self.guards)
+        return Walked(self._fingerprint(), self.reach, self.guards)
+
+    def _fingerprint(self) -> Fingerprint:
+        return Fingerprint(
+            digest(self._stream),
+            tuple(self._parts.values()),
+            self._packages,
+            self._local,
+            frozenset(self._carried),
+            tuple(self._unshared.values()),
+            tuple(self._notes),
+        )
 
     def _drain(self) -> None:
         while self._queue:
@@ -121,11 +184,6 @@ class Walk(Findings):
             self._depth = 0
             self.quiet = False
             body(self, value)
-
-    def _end_archive(self) -> None:
-        from jaxd_protocol.fingerprint.archived import emit_archive
-
-        emit_archive(self)
 
     # writing ----------------------------------------------------------------------------------
 
@@ -152,9 +210,7 @@ class Walk(Findings):
             self._stream += data
             self.part("value", self.label, data, shown(value))
         else:
-            from jaxd_protocol.fingerprint.kinds import emit_object
-
-            emit_object(self, value)
+            self._handlers.object(self, value)
 
     def _pass_over(self, value: Any) -> None:
         """Something that the user told us to ignore: it travels, and does not count."""
@@ -174,6 +230,21 @@ class Walk(Findings):
     def emit_below(self, step: str, value: Any) -> None:
         """Appends a value inside of the one at hand: `step` is ``.name`` or ``['key']``."""
         self.emit_as(self.label + step, value)
+
+    def follow(self, value: Any, steps: Steps) -> None:
+        """Appends what the steps from a value lead to; `label` says how the value is read."""
+        self._handlers.follow(self, value, steps, False)
+
+    def emit_uses(self, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
+        """Appends what is read of a value, with the line of each read; None: all of it."""
+        if uses is None:
+            self.emit_as(label, value)
+            return
+        self.text(len(uses))
+        for steps, line in uses.items():
+            before, self.label, self.line = self.label, label, line
+            self.follow(value, steps)
+            self.label = before
 
     def numbered(self, value: Any, body: Body, name: str | None = None) -> None:
         """Appends the number of something with an identity; `body` takes it apart, later.
@@ -216,7 +287,7 @@ class Walk(Findings):
         self.reach.stand_ins[id(value)] = Live(owner, listed=True)
         self.reach.objects.append(value)  # keeps its id from being used again
 
-    def is_listed(self, value: Any, steps: tuple[tuple[str, Any], ...] = ()) -> bool:
+    def is_listed(self, value: Any, steps: Steps = ()) -> bool:
         """Whether a value that is read by these steps is one that `callbacks=` lists.
 
         Where it is read in another way as well, it counts like everything else.
@@ -291,7 +362,7 @@ class Walk(Findings):
 
     def _inner(self, open_sets: frozenset[int] | None = None) -> Walk:
         """A walk for a part of this one, with numbers of its own."""
-        inner = Walk(self.world, self._ignore, self.archives, self.listed)
+        inner = Walk(self._handlers, self.world, self._ignore, self.archives, self.listed)
         inner.is_inner = True
         inner._open_sets = self._open_sets if open_sets is None else open_sets
         inner._classes = self._classes
@@ -321,7 +392,7 @@ class Walk(Findings):
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""
-        package = self.package_of(module)
+        package = self._package_of(module)
         if package is None:
             self.tag("standard")
             return
@@ -332,4 +403,101 @@ class Walk(Findings):
     def unshared(self, value: Any, reason: str) -> None:
         """Appends an object without content: the fingerprint will be like no other."""
         self.tag("unshared")
-        self.has_no_content(value, reason)
+        self.untravelable(value, reason)
+        found = self.reach.untravelable[id(value)]
+        self._unshared.setdefault(found.path, found)
+
+    # what is found beside the digest ----------------------------------------------------------
+
+    def absorb_once(self, cls: type, part: Walked) -> None:
+        """Takes over what the walk over a class has found."""
+        if id(cls) in self._absorbed:
+            return
+        self._absorbed.add(id(cls))
+        found, path = part.fingerprint, " → ".join(self._trail)
+        self.reach.absorb(part.reach)
+        self.guards.absorb(part.guards)
+        for part_of in found.parts:
+            if len(self._parts) < MAX_PARTS:
+                self._parts.setdefault((part_of.kind, part_of.name, part_of.where), part_of)
+        self._local.update(found.local)
+        self._packages.update(found.packages)
+        self._carried |= found.carried
+        for each in found.unshared:
+            one = each._replace(path=f"{path} → {each.path}")
+            self._unshared.setdefault(one.path, one)
+        for note in found.notes:
+            self._notes[note._replace(path=f"{path} → {note.path}")] = None
+
+    def part(
+        self, kind: str, name: str, content: bytes, text: str = "", where: str | None = None
+    ) -> None:
+        """Notes a named part; without `where`, the code at hand reads it."""
+        where = self.where if where is None else where
+        key = (kind, name, where)
+        if name and key not in self._parts and len(self._parts) < MAX_PARTS:
+            self._parts[key] = Part(kind, name, digest(content)[:8], text, where)
+
+    def is_local(self, module: str) -> bool:
+        """Whether a module travels by value."""
+        if type(module) is not str:  # a class written in C may have anything as its __module__
+            return False
+        known = self._local.get(module)
+        if known is None:
+            known = self._local[module] = self.world.is_local(module)
+        return known
+
+    def carry(self, module: str, name: str, value: Any) -> None:
+        """An installed module's attribute counts by its value, and travels."""
+        self.count(module, name)
+        self.reach.carried.setdefault(module, {})[name] = value
+
+    def count(self, module: str, name: str) -> None:
+        """Something installed counts by its value."""
+        self._carried.add(f"{module}:{name}")
+
+    def path(self) -> str:
+        """How the value at hand was reached: ``f → helper → CONFIG['stream']``."""
+        label = self.path_of_label()
+        return " → ".join((*self._trail, label) if label else self._trail)
+
+    def path_of_label(self) -> str:
+        """The value at hand as code would write it: ``CONFIG['lr']``."""
+        return self.label.partition(" ")[2] or self.label
+
+    def untravelable(self, value: Any, reason: str) -> None:
+        """Notes an object that has no content and cannot be packed."""
+        kind = type(value)
+        name = (
+            kind.__qualname__
+            if kind.__module__ == "builtins"
+            else (f"{kind.__module__}.{kind.__qualname__}")
+        )
+        self.reach.untravelable[id(value)] = Unshared(self.path(), name, reason)
+        self.reach.objects.append(value)  # keeps its id from being used again
+
+    def note(self, what: str) -> None:
+        """Notes that code reads something which no key can hold."""
+        if self.quiet:
+            return
+        where = f"{self.where.rpartition(':')[0]}:{self.line}" if self.line else self.where
+        self._notes[Note(" → ".join(self._trail), what, where)] = None
+
+    def _package_of(self, module: str) -> Package | None:
+        """The distribution that an installed module belongs to; None for Python's own."""
+        top = import_root(module)
+        package = self._packages.get(top)
+        if package is None:
+            package = self.world.package(module)
+            if package is not None:
+                self._packages[top] = package
+        return package
+
+
+def shown(value: Any) -> str:
+    """A value in a few characters."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  a user's __repr__, or a number of a million digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."

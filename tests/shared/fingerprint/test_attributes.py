@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint.attributes import slot_names
 from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
 
 
@@ -133,12 +132,6 @@ class Slotted:
         self.rate, self.unread = rate, unread
 
 
-class Below(Slotted):
-    """With one more slot."""
-
-    __slots__ = ("more",)
-
-
 def test_slots_are_read_as_attributes_are() -> None:
     """One by one."""
     make = reading("return CONFIG.rate")
@@ -151,12 +144,6 @@ def test_slots_are_read_as_attributes_are() -> None:
     assert not walked.guards.hold()
     del config.rate
     assert digest_of(make(config)) != walked.fingerprint.digest
-
-
-def test_slots_are_those_of_all_classes() -> None:
-    """Not `__dict__` and the like, which are no slots."""
-    assert sorted(slot_names(Below)) == ["more", "rate", "unread"]
-    assert slot_names(Config) == []
 
 
 class Computed:

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.classes import home_of
+from jaxd_protocol.fingerprint.classes import slot_names
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
 
 
@@ -143,8 +143,14 @@ def test_an_installed_class_with_a_method_of_the_user_s_is_refused(
         seen(function("import json\nreturn json.JSONEncoder()"))
 
 
-def test_a_function_is_at_home_where_its_globals_are() -> None:
-    """Whatever `functools.wraps` has copied."""
-    made: Any = function("return x")
-    made.__module__ = "json"
-    assert home_of(made) == "made_up"
+def test_slots_are_those_of_all_classes() -> None:
+    """Not `__dict__` and the like, which are no slots."""
+
+    class Slotted:
+        __slots__ = ("one", "two")
+
+    class Below(Slotted):
+        __slots__ = ("more",)
+
+    assert sorted(slot_names(Below)) == ["more", "one", "two"]
+    assert slot_names(type("Plain", (), {})) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxd_protocol.fingerprint.kinds import HANDLERS
 from jaxd_protocol.fingerprint.modules import NOT_CONTENT, emit_reference
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.fingerprint.world import Here
@@ -69,10 +70,10 @@ def test_an_extension_counts_by_the_bytes_of_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "notes"), [("time", 1), ("sleep", 0)])
 def test_a_reference_to_what_reads_the_clock_is_noted(name: str, notes: int) -> None:
     """Wherever the reference comes from."""
-    walk = Walk(Here())
+    walk = Walk(HANDLERS, Here())
     walked = walk.run(1, "f")
     assert walked.fingerprint.notes == ()
-    again = Walk(Here())
+    again = Walk(HANDLERS, Here())
     again._trail = ("f",)
     emit_reference(again, "time", name)
     assert len(again._notes) == notes

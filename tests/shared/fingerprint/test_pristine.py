@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.fingerprint.pristine import is_plain_data, is_pristine
+from jaxd_protocol.fingerprint.pristine import home_of, is_plain_data, is_pristine
 from jaxd_protocol.installed import is_local_module
 from tests.ids import stable_id
+from tests.shared.fingerprint.defining import define
 
 
 def mine(x: Any) -> Any:
@@ -111,3 +112,10 @@ def test_plain_data_is_what_holds_only_plain_values(value: Any) -> None:
 def test_other_data_is_not_plain(value: Any) -> None:
     """Also a container that would take long to look at."""
     assert not is_plain_data(value)
+
+
+def test_a_function_is_at_home_where_its_globals_are() -> None:
+    """Whatever `functools.wraps` has copied."""
+    made: Any = define("def f(x): return x").f
+    made.__module__ = "json"
+    assert home_of(made) == "made_up"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.reading import emit_uses, follow
+from jaxd_protocol.fingerprint.kinds import HANDLERS
+from jaxd_protocol.fingerprint.reading import follow
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.fingerprint.world import Here
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
@@ -188,7 +189,7 @@ def test_following_writes_what_the_steps_lead_to() -> None:
     """An attribute, an item, and nothing where there is none."""
 
     def followed(value: Any, *steps: tuple[str, Any]) -> bytes:
-        walk = Walk(Here())
+        walk = Walk(HANDLERS, Here())
         follow(walk, value, steps, written=False)
         return bytes(walk._stream)
 
@@ -200,12 +201,12 @@ def test_following_writes_what_the_steps_lead_to() -> None:
 def test_uses_of_a_value_are_all_that_counts_of_it() -> None:
     """None of them: all of it. The label is as before afterwards."""
     table = {"a": 1, "b": 2}
-    walk = Walk(Here())
+    walk = Walk(HANDLERS, Here())
     walk.label = "before"
-    emit_uses(walk, "closure T", table, {(("i", "a"),): 7})
+    walk.emit_uses("closure T", table, {(("i", "a"),): 7})
     assert (walk.label, walk.line) == ("before", 7)
     assert walk.reach.part_of(table) == {"a"}
-    emit_uses(walk, "closure T", table, None)
+    walk.emit_uses("closure T", table, None)
     assert walk.reach.part_of(table) is None
 
 
