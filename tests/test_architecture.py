@@ -110,7 +110,6 @@ TESTED_ELSEWHERE = {
     "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
-    "client/jaxd/nnx_methods.py": "tests/end_to_end/test_nnx.py makes such calls",
     "server/jaxd_server/call_desk.py": "tests/server/test_connection.py makes calls of all kinds",
     "server/jaxd_server/commission.py": "tests/server/test_pipeline.py makes such calls",
     "server/jaxd_server/moving.py": "tests/end_to_end/test_devices.py has several devices",

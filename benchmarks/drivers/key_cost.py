@@ -16,8 +16,7 @@ import cloudpickle
 
 import jaxd_protocol.packing  # noqa: F401  else the first packing would pay for it
 from benchmarks.answering import answer_requests, median_seconds
-from jaxd.identities import Identities
-from jaxd.identity import Identity
+from jaxd.identity import Identities, Identity
 from jaxd.jax_side import current_config
 from jaxd_protocol.calls import Options, fingerprint_of
 

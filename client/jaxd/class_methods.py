@@ -11,15 +11,13 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ArgumentError
 
-__all__ = ["LOSES_CLASS", "refuse_lost_class"]
+__all__ = ["refuse_lost_class"]
 
-LOSES_CLASS: Final = sys.version_info >= (3, 13)
+_LOSES_CLASS: Final = sys.version_info >= (3, 13)
 
 
 def refuse_lost_class(function: Any, args: tuple[Any, ...]) -> None:
     """Returns when what a function is asked for by name has its class, if it is a class method.
-
-    Only needed where `LOSES_CLASS`.
 
     Args:
         function: a persistent function.
@@ -28,6 +26,8 @@ def refuse_lost_class(function: Any, args: tuple[Any, ...]) -> None:
     Raises:
         ArgumentError: when the class is missing.
     """
+    if not _LOSES_CLASS:
+        return
     if not (args and isinstance(args[0], type)) and _is_class_method(function):
         name = function.__qualname__
         raise ArgumentError(

@@ -6,7 +6,10 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from jaxd.api.binding import FunctionBinding
 from jaxd.caller import Caller, HasCaller, default_caller
+from jaxd.encoded import CallSettings
+from jaxd.identity import Identities
 from jaxd.jit_options import (
     check_arguments,
     check_function,
@@ -16,7 +19,7 @@ from jaxd.jit_options import (
     positions_of,
 )
 from jaxd.option_values import Ship, StaticRule, check_option_values
-from jaxd.persistent_function import Manner, PersistentFunction
+from jaxd.persistent_function import PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
@@ -130,19 +133,19 @@ def persistent_call(
     if function is None:
         return functools.partial(persistent_call, **options)
     check_function(function)
+    jit_options = _jit_options(function, options)
+    ignored, callbacks = names_of(options.get("ignore")) or (), options.get("callbacks") or ()
+    ship = options.get("ship", "value")
+    settings = CallSettings(
+        dict(options.get("config") or {}),
+        options.get("results", "auto"),
+        options.get("timeout_s"),
+        options.get("strict", False),
+    )
+    snapshots = Identities(function, jit_options, ignored, ship, tuple(callbacks))
+    find_caller = _find_caller(options)
     return PersistentFunction(
-        function,
-        _jit_options(function, options),
-        _find_caller(options),
-        Manner(
-            dict(options.get("config") or {}),
-            options.get("results", "auto"),
-            options.get("timeout_s"),
-            options.get("strict", False),
-        ),
-        names_of(options.get("ignore")) or (),
-        options.get("ship", "value"),
-        tuple(options.get("callbacks") or ()),
+        FunctionBinding(function, jit_options, find_caller, settings, snapshots)
     )
 
 

@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from jaxd.results import ResultsAs
     from jaxd.routes import Load
 
-__all__ = ["Encoded"]
+__all__ = ["CallSettings", "Encoded"]
+
+
+class CallSettings(NamedTuple):
+    """How the calls of a function are made, beside what is part of its key.
+
+    Attributes:
+        config: jax settings that win over those of the process.
+        results: in which form results are wanted.
+        timeout_s: seconds until a caller gives up, or None.
+        strict: whether packages that differ on the server are an error.
+    """
+
+    config: Mapping[str, Any] = {}
+    results: ResultsAs = "auto"
+    timeout_s: float | None = None
+    strict: bool = False
 
 
 class Encoded(NamedTuple):

@@ -1,31 +1,36 @@
-"""What a function means, as the server will know it."""
+"""What a function means, as the server will know it, and which such snapshot stands for a call.
+
+A function's globals change while a process runs, so there is one after the other.
+"""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd.forking import forget_after_fork
+from jaxd.jax_side import refuse_settings_that_stay
 from jaxd.option_values import Ship
 from jaxd.own_objects import OwnObjects
+from jaxd.redecoration import redecorations
 from jaxd.results import ResultReader
-from jaxd_protocol.calls import Options, function_key
+from jaxd.upgrades import upgrades
+from jaxd_protocol.calls import Options, function_key, normal_config
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
-from jaxd_protocol.fingerprint import Fingerprint, Listed, Walked, walk
-from jaxd_protocol.fingerprint.facts import Targets
-from jaxd_protocol.fingerprint.shipping import shipping
-from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.statics import Statics, statics_of
 from jaxd_protocol.trees.references import mark_of
 
 if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint import Fingerprint, Walked
     from jaxd_protocol.fingerprint.archives import LocalArchives
-
-__all__ = ["Identity", "Spec"]
+    from jaxd_protocol.fingerprint.facts import Targets
 
 _BY_VALUE: Final = nullcontext()
+_MAX_PINNED: Final = 1024
 
 
 class Spec:
@@ -60,6 +65,7 @@ class Identity:
         forms: skeletons of results that were asked for, by key and arguments.
         installed: which state of the installed packages it was made with; see `upgrades`.
         is_fresh: whether nobody has looked at it but the call for which it was made.
+        guards: say whether anything has changed since, as far as that is looked at.
         reader: rebuilds its results, as instances of the classes that it reaches.
         statics: its static arguments.
         archives: the packages that travel as files; None when code travels by value.
@@ -79,6 +85,9 @@ class Identity:
         ship: Ship = "value",
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        from jaxd_protocol.fingerprint import Listed, walk  # only a first call needs them
+        from jaxd_protocol.meanings import Meaning
+
         self.callbacks = callbacks
         self.installed = installed
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -92,6 +101,7 @@ class Identity:
         self._walked = walk(
             function, self.name, ignore=ignored, archives=self.archives, listed=listed
         )
+        self.guards = self._walked.guards
         self._packed: bytes | None = None
         self.is_fresh = True
         self.after_fork()
@@ -118,22 +128,13 @@ class Identity:
         return self._walked.fingerprint
 
     @property
-    def holds(self) -> bool:
-        """Whether nothing has changed since, as far as that is looked at."""
-        return self._walked.guards.hold()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all changes are noticed: nothing that the function reaches is pinned."""
-        return self._walked.guards.complete
-
-    @property
     def code(self) -> bytes:
         """The packed function. Only a server that does not know it asks for this.
 
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
+        from jaxd_protocol.fingerprint.shipping import shipping
         from jaxd_protocol.packing import pack_function  # a hit needs none of it
 
         with self._packing:
@@ -156,7 +157,11 @@ class Identity:
 
     def travelling(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
-        return _BY_VALUE if self.archives is None else shipping(self.archives)
+        if self.archives is None:
+            return _BY_VALUE
+        from jaxd_protocol.fingerprint.shipping import shipping
+
+        return shipping(self.archives)
 
     def warn(self) -> None:
         """Says what no key can hold, and what is not shared; for the first identity of a function.
@@ -200,3 +205,125 @@ def _own_objects(name: str, walked: Walked) -> OwnObjects:
     mark = b"" if found.unshared else mark_of(found.digest)
     reach = walked.reach
     return OwnObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)
+
+
+class Identities:
+    """The identities of one function, one after the other. Thread-safe.
+
+    Before each call the last one is asked whether it still holds, which takes microseconds; when
+    not, the function is looked at again. What is pinned (large arrays, containers that the
+    function itself writes to) is looked at when a call has a new signature, as `jax.jit` does it.
+
+    Args:
+        function: the function.
+        options: how it is to be compiled.
+        ignored: what not to count in its key.
+        ship: how its code travels.
+        callbacks: what a server may have called back, beside what the function gives itself.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        ignored: tuple[str, ...],
+        ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
+        self._function = function
+        self._options = options
+        self._ignored = ignored
+        self._ship: Ship = ship
+        self._callbacks = callbacks
+        self._current: Identity | None = None
+        self._warned = self._counted = False
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been looking."""
+        if self._current is not None:
+            self._current.after_fork()
+        self._lock = threading.Lock()  # guards _current and _warned
+
+    def of(self, function: Callable[..., Any], options: Options) -> Identities:
+        """Those of another function, of which the same is ignored, sent and called back."""
+        return Identities(function, options, self._ignored, self._ship, self._callbacks)
+
+    def spec(self, config: Mapping[str, Any]) -> Spec:
+        """The function as it is now, under a configuration.
+
+        Raises:
+            PackingError: when it reaches something that can be neither in a key nor carried.
+            ConfigurationError: when jax has a setting here that no server has.
+        """
+        if monotonic() >= upgrades.next_look_s:
+            upgrades.look()
+        current = self._current
+        installed = upgrades.count
+        if current is None or current.installed != installed or not current.guards.hold():
+            current = self._look_again(installed)
+        name = tuple(config.values())
+        found = current.specs.get(name)
+        return found if found is not None else self._make(current, name, config)
+
+    def settle(self, spec: Spec, skeleton: bytes, config: Mapping[str, Any]) -> Spec:
+        """The function as a call with these argument bytes means it: as it was at the first one.
+
+        Args:
+            spec: what `spec` returned for this call.
+            skeleton: the structure of its arguments.
+            config: the configuration of this call.
+        """
+        if spec.identity.guards.complete:
+            return spec
+        identity = spec.identity.pinned.get(skeleton)
+        if identity is None:
+            identity = self._pin(spec.identity, skeleton)
+        name = tuple(config.values())
+        return identity.specs.get(name) or self._make(identity, name, config)
+
+    def _look_again(self, installed: int) -> Identity:
+        with self._lock:
+            current = self._current
+            if current is None or current.installed != installed or not current.guards.hold():
+                current = self._current = self._look(current, installed)
+            warned, self._warned = self._warned, True
+        if not warned:
+            current.warn()  # runs code of the user's: not under the lock
+        return current
+
+    def _look(self, before: Identity | None, installed: int) -> Identity:
+        found = Identity(
+            self._function,
+            self._options,
+            self._ignored,
+            installed,
+            self._ship,
+            self._callbacks,
+        )
+        if before is not None and before.fingerprint == found.fingerprint:
+            found.pinned.update(before.pinned)
+        return found
+
+    def _pin(self, identity: Identity, skeleton: bytes) -> Identity:
+        """The identity for the first call with a signature."""
+        with self._lock:
+            found = identity
+            if not identity.is_fresh:  # not the call for which it was made
+                fresh = self._look(identity, identity.installed)
+                if fresh.fingerprint != identity.fingerprint:
+                    found = fresh
+            identity.is_fresh = False
+            if len(identity.pinned) >= _MAX_PINNED:
+                identity.pinned.clear()
+            return identity.pinned.setdefault(skeleton, found)
+
+    def _make(self, identity: Identity, name: Any, config: Mapping[str, Any]) -> Spec:
+        refuse_settings_that_stay()
+        options = self._options._replace(config=normal_config(config))
+        spec = identity.specs.setdefault(name, Spec(identity, options))
+        if not self._counted:
+            self._counted = True
+            redecorations.note(self._function, spec.key)
+        return spec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import loaded_jax, to_jax_keys
@@ -20,21 +20,19 @@ from jaxd_protocol.jax_objects.nnx_updates import (
     without_repeated,
 )
 
-if TYPE_CHECKING:
-    from jaxd.persistent_function import PersistentFunction
 
-__all__ = ["NnxCall", "NnxCalls", "holds_nnx_objects"]
+class Clearable(Protocol):
+    """A function of which a server keeps programs."""
+
+    def clear(self) -> int:
+        """Has the server forget them; returns how many there were."""
+
+
+F = TypeVar("F", bound=Clearable)
 
 _OTHER, _CONTAINER, _OBJECT = range(3)
 _MAX_KINDS: Final = 1000
 _kinds: Final[dict[type, int]] = {}
-
-
-def holds_nnx_objects(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a module, a variable or the like is among the arguments, or in containers there."""
-    if loaded_nnx() is None:
-        return False
-    return any(map(_holds, args)) or any(map(_holds, kwargs.values()))
 
 
 def _holds(value: Any) -> bool:
@@ -55,7 +53,7 @@ def _kind_of(cls: type) -> int:
     return _CONTAINER if issubclass(cls, (tuple, list, dict)) else _OTHER
 
 
-class NnxCall(NamedTuple):
+class NnxCall(NamedTuple, Generic[F]):
     """One call with such objects.
 
     Attributes:
@@ -65,7 +63,7 @@ class NnxCall(NamedTuple):
         sent_args, sent_kwargs: what is sent: of a variable that is there twice, only one.
     """
 
-    function: PersistentFunction[..., Any]
+    function: F
     variables: list[Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -89,36 +87,45 @@ class NnxCall(NamedTuple):
         return loaded_jax().tree.map(given, result, is_leaf=_is_mark)
 
 
-class NnxCalls:
+class NnxCalls(Generic[F]):
     """The calls of one function with nnx objects. Thread-safe, as far as the objects are.
 
     Args:
         function: what is called.
-        remade: gives the persistent function of another function, with the options of this one.
         gives_up: whether arguments are donated.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        remade: Callable[[Updating], PersistentFunction[..., Any]],
-        *,
-        gives_up: bool,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], *, gives_up: bool) -> None:
         self._function = function
-        self._remade = remade
         self._gives_up = gives_up
         self._lock = threading.Lock()  # guards _made
-        self._made: dict[tuple[tuple[int, ...], bool], PersistentFunction[..., Any]] = {}
+        self._made: dict[tuple[tuple[int, ...], bool], F] = {}
 
     def prepared(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, refuses: bool
-    ) -> NnxCall:
-        """A call with these arguments; one that refuses returns the function's result itself."""
+        self,
+        make: Callable[[Updating], F],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        refuses: bool,
+    ) -> NnxCall[F] | None:
+        """A call with these arguments; None when no nnx object is among them, or in containers.
+
+        Args:
+            make: gives what calls another function, with the options of this one.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            refuses: whether the call returns the function's result itself, and a change is an
+                error.
+        """
+        if isinstance(self._function, Updating) or loaded_nnx() is None:
+            return None
+        if not (any(map(_holds, args)) or any(map(_holds, kwargs.values()))):
+            return None
         given = args, dict(kwargs)
         variables = variables_of(given)
         same = _first_places(variables)
-        function = self._updating(same, refuses)
+        function = self._updating(make, same, refuses)
         return NnxCall(function, variables, *given, *(without_repeated(given) if same else given))
 
     def clear(self) -> int:
@@ -127,14 +134,14 @@ class NnxCalls:
             made = list(self._made.values())
         return sum(each.clear() for each in made)
 
-    def _updating(self, same: tuple[int, ...], refuses: bool) -> PersistentFunction[..., Any]:
+    def _updating(self, make: Callable[[Updating], F], same: tuple[int, ...], refuses: bool) -> F:
         with self._lock:
             made = self._made.get((same, refuses))
             if made is None:
                 updating = Updating(
                     self._function, same, refuses=refuses, all_of_them=self._gives_up
                 )
-                made = self._made[same, refuses] = self._remade(updating)
+                made = self._made[same, refuses] = make(updating)
             return made
 
 

@@ -6,14 +6,13 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxd.forking import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
-from jaxd_protocol.packages import Package, say_change
 
-__all__ = ["Notices", "warn_of_changes"]
+__all__ = ["Notices"]
 
 _EVERYWHERE = frozenset({"jax", "jaxlib", "numpy"})
 """Nearly every function needs them: said once, not once for each function."""
@@ -122,24 +121,3 @@ class Notices:
         new = what not in self._said
         self._said.add(what)
         return new
-
-
-def warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
-    """Warns, in the line that called, of packages that were changed on disk.
-
-    This process goes on with what was there before.
-
-    Args:
-        changes: what `jaxd_protocol.packages.changed_since_first_seen` returned.
-
-    Raises:
-        SkewWarning: where the user's filters turn it into an error.
-    """
-    from jaxd.frames import users_level
-
-    for old, new in changes:
-        text = (
-            f"{say_change(old, new)} while this process runs what was there before. Functions are "
-            "built anew with what is there now; restart this process to have the same in it."
-        )
-        warnings.warn(text, SkewWarning, users_level())

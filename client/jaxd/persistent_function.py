@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, SupportsIndex, TypeVar
 
+from jaxd import inspected
+from jaxd.api.binding import FunctionBinding
 from jaxd.caller import Caller
-from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
-from jaxd.encoded import Encoded
-from jaxd.forking import forget_after_fork
-from jaxd.identities import Identities
-from jaxd.nnx_methods import with_nnx_objects
-from jaxd.option_values import Ship
+from jaxd.class_methods import refuse_lost_class
 from jaxd.persistent_method import PersistentMethod
-from jaxd.results import ResultsAs
-from jaxd.transformable import Transformable
+from jaxd.transformable import ByName
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.nested import PlainInside
@@ -24,12 +21,17 @@ from jaxd_protocol.nested import PlainInside
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.nnx_calls import NnxCalls
+    from jaxd.nnx_calls import NnxCall, NnxCalls
+    from jaxd.stages import Lowered
+    from jaxd.warming import Warmed
+    from jaxd.why import Why
 
-__all__ = ["Manner", "PersistentFunction"]
+__all__ = ["PersistentFunction"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MAX_DERIVED: Final = 64
 
 _MAP_WINDOW = 32
 """Calls that `map` has in flight at most."""
@@ -38,68 +40,23 @@ _MAP_REFILL = _MAP_WINDOW // 2
 """When so few are left it sends several: to change threads for each costs more than the calls."""
 
 
-class Manner(NamedTuple):
-    """How the calls of a function are made, beside what is part of its key.
-
-    Attributes:
-        config: jax settings that win over those of the process.
-        results: in which form results are wanted.
-        timeout_s: seconds until a caller gives up, or None.
-        strict: whether packages that differ on the server are an error.
-    """
-
-    config: Mapping[str, Any] = {}
-    results: ResultsAs = "auto"
-    timeout_s: float | None = None
-    strict: bool = False
-
-
-@with_nnx_objects
-class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
+class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Generic[P, R]):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
     Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = (
-        "_derived",
-        "_find_caller",
-        "_identities",
-        "_inline",
-        "_manner",
-        "_options",
-        "jit_options",
-        "nnx_calls",
-    )
+    __slots__ = ("_binding", "_derived", "_inline", "_nnx", "jit_options")
 
-    def __init__(
-        self,
-        function: Callable[P, R],
-        options: Options,
-        find_caller: Callable[[], Caller | None],
-        manner: Manner,
-        ignored: tuple[str, ...] = (),
-        ship: Ship = "value",
-        callbacks: tuple[Callable[..., Any], ...] = (),
-        base: Callable[..., Any] | None = None,
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.__wrapped__ = function
-        self._options = options
-        self.jit_options = options.of_jit()
-        self._find_caller = find_caller
-        self._manner = manner
-        self._identities = Identities(base or function, options, ignored, ship, callbacks)
-        self._derived = {}
-        self.nnx_calls: NnxCalls | None = None
+    def __init__(self, binding: FunctionBinding) -> None:
+        functools.update_wrapper(self, binding.function)
+        self.__wrapped__ = binding.function
+        self.jit_options = binding.options.of_jit()
+        self._binding = binding
+        self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
+        self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
         self._inline: Callable[..., Any] | None = None
-        self.after_fork()
-        forget_after_fork(self)
-
-    def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have been looking at it."""
-        self._identities.after_fork()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Found on an instance, the instance is the first argument of all that it does."""
@@ -119,6 +76,11 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
 
         return nested, (self.__wrapped__, self.jit_options)
 
+    def __repr__(self) -> str:
+        return f"<persistent {self.__wrapped__!r}>"
+
+    # calls -------------------------------------------------------------------------------------
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function on the server and returns its result.
 
@@ -126,12 +88,15 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
             BaseException: what the function raises, with the remote traceback as a note.
             JaxdError: when the call cannot be made; see `jaxd.errors`.
         """
-        caller = self._find_caller()
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.finish(nnx.function(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        config = self._current_config()
+        config = binding.config()
         try:
-            call = self._encode(caller, config, args, kwargs)
+            call = binding.encode(caller, config, args, kwargs)
         except TracerError:  # jax traces whoever calls, and the call is to be in its program
             call = None
         if call is None:
@@ -144,49 +109,61 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         Raises:
             BaseException, JaxdError: as a call.
         """
-        if LOSES_CLASS:
-            refuse_lost_class(self, args)
-        caller = self._find_caller()
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.finish(nnx.function.remote(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        call = self._encode(caller, self._current_config(), args, kwargs, results="remote")
-        return caller.call(call)  # type: ignore[no-any-return]
+        return caller.call(  # type: ignore[no-any-return]
+            binding.encode(caller, binding.config(), args, kwargs, results="remote")
+        )
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Starts a call and returns its future; arguments may be overwritten then.
 
         Waits while as many calls are in flight as the server takes from one client.
         """
-        if LOSES_CLASS:
-            refuse_lost_class(self, args)
-        caller = self._find_caller()
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules:
+            # it ends at a time of its own, so one that changes something is an error
+            nnx = self._nnx_call(args, kwargs, refuses=True)
+            if nnx is not None:
+                return nnx.function.submit(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
         if caller is None:
             from jaxd.inline import finished
 
             return finished(lambda: self._call_inline(*args, **kwargs))
-        return self._submit(caller, self._current_config(), args, kwargs)
+        return caller.submit(binding.encode(caller, binding.config(), args, kwargs))
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Awaits a call; the event loop runs on meanwhile.
 
         Arguments may be overwritten when it has returned.
         """
-        if LOSES_CLASS:
-            refuse_lost_class(self, args)
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            reply = await nnx.function.call_async(*nnx.sent_args, **nnx.sent_kwargs)
+            return nnx.finish(reply)  # type: ignore[no-any-return]
         import asyncio
         from contextvars import copy_context
 
-        caller = self._find_caller()
+        binding = self._binding
+        caller = binding.find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
         # Finding a server, packing and sending block: they have no place in the event loop. But
         # jax's settings are those of this thread.
-        config = self._current_config()
-        submit = copy_context().run  # context variables count as they are here
-        loop = asyncio.get_running_loop()
-        future = await loop.run_in_executor(
-            None, submit, self._submit, caller, config, args, kwargs
-        )
+        config = binding.config()
+
+        def submit() -> Future[R]:
+            return caller.submit(binding.encode(caller, config, args, kwargs))
+
+        run = copy_context().run  # context variables count as they are here
+        future = await asyncio.get_running_loop().run_in_executor(None, run, submit)
         return await asyncio.wrap_future(future)
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
@@ -209,6 +186,78 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
             for future in flying:
                 future.cancel()
 
+    # what can be asked without a call ------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """The hex name of what the function means, as it is now.
+
+        Raises:
+            PackingError: when it reaches something that cannot travel.
+        """
+        return inspected.fingerprint(self._binding)
+
+    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
+        """What this call would do, and why; runs, compiles and counts nothing.
+
+        Without the arguments that the function needs, the answer is about all calls of it.
+
+        Raises:
+            NoServer: when there is no server to ask, as with `JAXD_INLINE=1`.
+            JaxdError: when such a call could not be made; see `jaxd.errors`.
+        """
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        return inspected.why(self._binding, args, kwargs)
+
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
+        """Builds what a call with such arguments needs, or loads it; runs nothing.
+
+        Anything with `shape` and `dtype` stands for an array, also inside of trees; numbers and
+        static arguments are given as they are.
+
+        Raises:
+            BaseException: what the function raises while it is traced.
+            JaxdError: when it cannot be built; see `jaxd.errors`.
+        """
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        return inspected.warm(self._binding, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The program for such arguments, to look at, as that of `jax.jit(f).lower(...)`.
+
+        Specs stand for arrays as in `warm`. With `JAXD_INLINE=1` it is jax's own.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        refuse_lost_class(self, args)
+        return inspected.lower(self._binding, args, kwargs)
+
+    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
+        """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        refuse_lost_class(self, args)
+        return inspected.jaxpr(self._binding, args, kwargs)
+
+    def clear(self) -> int:
+        """Has the server forget what it built of the function; returns how many programs.
+
+        On disk as well. The next call builds anew. Versions of the function that are no more,
+        and those under jax settings that it was not called with here, stay.
+
+        Raises:
+            NoServer: when there is no server, as with `JAXD_INLINE=1`.
+        """
+        return inspected.clear(self._binding) + (0 if self._nnx is None else self._nnx.clear())
+
+    # functions that are made of it ---------------------------------------------------------------
+
     def on(self, device: SupportsIndex | None) -> PersistentFunction[P, R]:
         """The same function, whose calls run on that device of the server.
 
@@ -223,60 +272,98 @@ class PersistentFunction(Transformable[P], PlainInside, Generic[P, R]):
         from jaxd.remote_devices import device_index
         from jaxd_protocol.transformations import untransformed
 
-        options = self._options._replace(device=device_index(device))
+        options = self._binding.options._replace(device=device_index(device))
         kin: Any = self._kin(self.__wrapped__, options, untransformed(self.__wrapped__))
         return kin  # type: ignore[no-any-return]
 
+    def transformed(
+        self, name: str, *, on_instance: bool = False, **given: Any
+    ) -> PersistentFunction[..., Any]:
+        """The function behind one more transformation.
+
+        Args:
+            name: the transformation.
+            on_instance: whether it is that of the method which the function is on an instance;
+                the instance is the first argument all the same.
+            **given: options of the transformation.
+        """
+        from jaxd.transformable import derived
+
+        if not on_instance:
+            refuse_lost_class(self, ())
+        options = self._binding.options
+        return self._kin(*derived(self.__wrapped__, options, name, given, on_instance=on_instance))
+
     def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
         """Another function with the options of this one, on its server."""
-        how = self._find_caller, self._manner, *self._identities.ways
-        return PersistentFunction(function, self._options, *how)
+        binding = self._binding
+        return PersistentFunction(binding.with_function(function, binding.options, function))
 
     @property
     def is_derived(self) -> bool:
         """Whether it is another function behind transformations."""
-        return bool(self._options.transformations)
+        return bool(self._binding.options.transformations)
 
     @property
     def donates(self) -> bool:
         """Whether arguments are given up to calls."""
-        return bool(self._options.donate_argnums or self._options.donate_argnames)
+        options = self._binding.options
+        return bool(options.donate_argnums or options.donate_argnames)
 
-    def __repr__(self) -> str:
-        return f"<persistent {self.__wrapped__!r}>"
+    def _kin(
+        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
+    ) -> PersistentFunction[..., Any]:
+        """One that is called as this one is; the same each time that it is asked for."""
+        key = options.to_bytes()
+        found = self._derived.get(key)
+        if found is None:
+            if len(self._derived) >= _MAX_DERIVED:
+                self._derived.clear()
+            binding = self._binding.with_function(function, options, base)
+            made: PersistentFunction[..., Any] = PersistentFunction(binding)
+            found = self._derived.setdefault(key, made)
+        return found
+
+    # other ways to make a call -------------------------------------------------------------------
 
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
         if self._inline is None:
             from jaxd.inline import inline_function
 
-            self._inline = inline_function(
-                self.__wrapped__, self._options, self._manner.config, self._manner.results
-            )
+            function, options, _, settings, _ = self._binding
+            self._inline = inline_function(function, options, settings.config, settings.results)
         return self._inline(*args, **kwargs)
 
-    def _submit(
+    def _traced(
         self,
         caller: Caller,
         config: Mapping[str, Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Future[R]:
-        return caller.submit(self._encode(caller, config, args, kwargs))
+    ) -> Any:
+        """A call with tracers among its arguments, as part of the program that jax traces."""
+        from jaxd.traced import call_traced
 
-    def _encode(
-        self,
-        caller: Caller,
-        config: Mapping[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        results: ResultsAs | None = None,
-    ) -> Encoded:
-        spec = self._identities.spec(config)
-        _, manner, timeout_s, strict = self._manner
-        if caller.accepts != "code" and caller.takes_programs_only(timeout_s):
-            from jaxd.exporting import exported_call  # imports jax, and few servers ask for it
+        binding = self._binding
+        return call_traced(
+            caller,
+            binding.snapshots.spec(config),
+            binding.settings,
+            args,
+            kwargs,
+            lambda call: binding.settled(caller, call, config),
+        )
 
-            made = exported_call(caller, spec, self.__wrapped__, self._manner.config, args, kwargs)
-            return caller.encode(*made, {}, timeout_s, results or manner, strict)
-        call = caller.encode(spec, args, kwargs, timeout_s, results or manner, strict)
-        return self._settled(caller, call, config)
+    def _nnx_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, refuses: bool = False
+    ) -> NnxCall[PersistentFunction[..., Any]] | None:
+        """The call that is made where flax nnx objects are passed; None when there are none."""
+        if self.is_derived:
+            return None  # whoever derives a function derives one that returns what it changes
+        if self._nnx is None:
+            from jaxd.nnx_calls import NnxCalls
+
+            self._nnx = NnxCalls(
+                self.__wrapped__, gives_up=self.donates
+            )  # by two threads: once in vain
+        return self._nnx.prepared(self.remade, args, kwargs, refuses=refuses)

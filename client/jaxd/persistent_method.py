@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import MethodType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from jaxd.transformable import ByName
 from jaxd_protocol.nested import BoundFunction
@@ -13,12 +13,27 @@ from jaxd_protocol.nested import BoundFunction
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.persistent_function import PersistentFunction
     from jaxd.stages import Lowered
     from jaxd.warming import Warmed
     from jaxd.why import Why
 
-__all__ = ["PersistentMethod"]
+__all__ = ["PersistentMethod", "Unbound"]
+
+
+class Unbound(Protocol):
+    """What it forwards to: a `PersistentFunction`."""
+
+    __wrapped__: Callable[..., Any]
+    call_async: Callable[..., Awaitable[Any]]
+    jaxpr: Callable[..., str]
+    lower: Callable[..., Lowered]
+    map: Callable[..., Iterator[Any]]
+    on: Callable[..., Callable[..., Any]]
+    remote: Callable[..., Any]
+    submit: Callable[..., Future[Any]]
+    transformed: Callable[..., Callable[..., Any]]
+    warm: Callable[..., Warmed]
+    why: Callable[..., Why]
 
 
 class PersistentMethod(BoundFunction, ByName["PersistentMethod"]):
@@ -33,7 +48,7 @@ class PersistentMethod(BoundFunction, ByName["PersistentMethod"]):
 
     __slots__ = ()
 
-    def unbound(self) -> PersistentFunction[..., Any]:
+    def unbound(self) -> Unbound:
         """The function, as found on the class."""
         return self.func  # type: ignore[return-value]
 

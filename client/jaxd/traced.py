@@ -23,8 +23,7 @@ from jaxd_protocol.trees import Layout
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
-    from jaxd.encoded import Encoded
-    from jaxd.persistent_function import Manner
+    from jaxd.encoded import CallSettings, Encoded
 
 __all__ = ["call_traced"]
 
@@ -35,7 +34,7 @@ _MAX_FORMS: Final = 1024
 def call_traced(
     caller: Caller,
     spec: Spec,
-    manner: Manner,
+    settings: CallSettings,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settle: Callable[[Encoded], Encoded],
@@ -45,7 +44,7 @@ def call_traced(
     Args:
         caller: reaches the server.
         spec: the function.
-        manner: how its calls are made.
+        settings: how its calls are made.
         args: positional arguments.
         kwargs: keyword arguments.
         settle: gives the call, of the function as calls with such arguments mean it.
@@ -55,9 +54,9 @@ def call_traced(
         BaseException: what the function raises while it is traced on the server, and, where jax
             makes the call at once, what the call raises.
     """
-    outline, taken = _taken_apart(caller, spec, manner, args, kwargs)
+    outline, taken = _taken_apart(caller, spec, settings, args, kwargs)
     standing, named = outline.filled([one.stands for one in taken])
-    warming = settle(encode_warming(caller, spec, standing, named, manner.strict))
+    warming = settle(encode_warming(caller, spec, standing, named, settings.strict))
     outline = replace(outline, spec=_lasting(warming.spec))
     outline = replace(outline, name=_name(outline, warming))
     caller.remember(outline.spec)
@@ -73,13 +72,17 @@ def _name(outline: CallOutline, warming: Encoded) -> Any:
     """
     if any(kind is None for kind in outline.inputs):
         return object()
-    manner = outline.manner
-    how = manner.results, manner.timeout_s, manner.strict
+    settings = outline.settings
+    how = settings.results, settings.timeout_s, settings.strict
     return outline.caller, outline.spec.key, warming.skeleton, how
 
 
 def _taken_apart(
-    caller: Caller, spec: Spec, manner: Manner, args: tuple[Any, ...], kwargs: dict[str, Any]
+    caller: Caller,
+    spec: Spec,
+    settings: CallSettings,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[CallOutline, list[_Taken]]:
     """The call without its arrays, and these."""
     jax: Any = loaded_jax()
@@ -95,7 +98,7 @@ def _taken_apart(
     outline = CallOutline(
         caller,
         spec,
-        manner,
+        settings,
         structure,
         tuple(None if one else leaf for leaf, one in zip(leaves, taken, strict=True)),
         tuple(one.kind if one else None for one in taken),

@@ -18,8 +18,7 @@ from jaxd_protocol.transformations import Transformation, shown_name, transforma
 
 if TYPE_CHECKING:
     from jaxd.caller import Caller
-    from jaxd.encoded import Encoded
-    from jaxd.persistent_function import Manner
+    from jaxd.encoded import CallSettings, Encoded
     from jaxd.results import ResultsAs
 
 __all__ = ["CallOutline", "TracedCall"]
@@ -32,7 +31,7 @@ class CallOutline:
     Attributes:
         caller: reaches the server.
         spec: the function, which donates nothing.
-        manner: how its calls are made.
+        settings: how its calls are made.
         structure: jax's structure of the arguments that are not static.
         leaves: those of the arguments that are no inputs, by place; None at the others.
         inputs: of each leaf, "" for an array, the name of a generator for the numbers of random
@@ -43,7 +42,7 @@ class CallOutline:
 
     caller: Caller
     spec: Spec
-    manner: Manner
+    settings: CallSettings
     structure: Any
     leaves: tuple[Any, ...]
     inputs: tuple[str | None, ...]
@@ -134,7 +133,7 @@ class TracedCall:
             JaxdError: when the call could not be made.
         """
         jax: Any = loaded_jax()
-        wanted = self.outline.manner.results
+        wanted = self.outline.settings.results
         given = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
         return self._made(given, "jax" if wanted == "numpy" else wanted)
 
@@ -177,9 +176,9 @@ class TracedCall:
     def _encoded(
         self, spec: Spec, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: ResultsAs
     ) -> Encoded:
-        manner = self.outline.manner
+        settings = self.outline.settings
         return self.outline.caller.encode(
-            spec, *arguments, manner.timeout_s, results, manner.strict
+            spec, *arguments, settings.timeout_s, results, settings.strict
         )
 
     def _derived(self) -> Spec:

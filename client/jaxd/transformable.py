@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from jaxd.class_methods import LOSES_CLASS, refuse_lost_class
-from jaxd.inspected import Inspected
+from jaxd_protocol.calls import Options
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.statics import Statics, statics_of
 
 if TYPE_CHECKING:
-    from jaxd.caller import Caller
-    from jaxd.persistent_function import PersistentFunction
-    from jaxd_protocol.calls import Options
+    from jaxd_protocol.transformations import Transformation
 
-__all__ = ["ByName", "Transformable"]
-
-P = ParamSpec("P")
 T = TypeVar("T")
-
-_MAX_DERIVED: Final = 64
 
 
 class ByName(Generic[T]):
@@ -139,62 +133,90 @@ class ByName(Generic[T]):
         return self.transformed("vjp", has_aux=has_aux)
 
 
-class Transformable(ByName["PersistentFunction[..., Any]"], Inspected[P]):
-    """The part of a `PersistentFunction` that makes others of it."""
+class Derived(NamedTuple):
+    """A transformed function.
 
-    _derived: dict[bytes, PersistentFunction[..., Any]]
+    Attributes:
+        function: what stands for it inside of other functions, and where there is no server.
+        options: how it is compiled, and what it is transformed by.
+        base: what it is made of; its fingerprint is that of this.
+    """
 
-    def _traced(
-        self,
-        caller: Caller,
-        config: Mapping[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """A call with tracers among its arguments, as part of the program that jax traces."""
-        from jaxd.traced import call_traced
+    function: Callable[..., Any]
+    options: Options
+    base: Callable[..., Any]
 
-        return call_traced(
-            caller,
-            self._identities.spec(config),
-            self._manner,
-            args,
-            kwargs,
-            lambda call: self._settled(caller, call, config),
-        )
 
-    def transformed(
-        self, name: str, *, on_instance: bool = False, **given: Any
-    ) -> PersistentFunction[..., Any]:
-        """The function behind one more transformation.
+def derived(
+    function: Callable[..., Any],
+    options: Options,
+    name: str,
+    given: dict[str, Any],
+    *,
+    on_instance: bool = False,
+) -> Derived:
+    """The function behind one more transformation.
 
-        Args:
-            name: the transformation.
-            on_instance: whether it is that of the method which the function is on an instance;
-                the instance is the first argument all the same.
-            **given: options of the transformation.
-        """
-        from jaxd.deriving import derived
+    Args:
+        function: a function, transformed or not.
+        options: how that one is compiled.
+        name: the transformation.
+        given: its options.
+        on_instance: whether what is transformed is the method that the function is on an instance.
 
-        if LOSES_CLASS and not on_instance:
-            refuse_lost_class(self, ())
-        made = derived(self.__wrapped__, self._options, name, given, on_instance=on_instance)
-        return self._kin(made.function, made.options, made.base)
+    Raises:
+        ConfigurationError: when an option has no place in a key.
+    """
+    from jaxd_protocol.descriptions import parameter_names  # few programs transform by name
+    from jaxd_protocol.transformations import transformed, untransformed
+    from jaxd_protocol.transformations.spelling import behind_on_instance
 
-    def _kin(
-        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
-    ) -> PersistentFunction[..., Any]:
-        """One that is called as this one is; the same each time that it is asked for."""
-        key = options.to_bytes()
-        found = self._derived.get(key)
-        if found is None:
-            from jaxd.persistent_function import PersistentFunction
+    statics = statics_of(function, options)
+    names = parameter_names(function)
+    first = statics.positions & {0} if on_instance else frozenset()
+    own = _of_method(statics, names) if on_instance else statics
+    if name == "vmap":
+        given |= {
+            "static_argnums": tuple(sorted(own.positions)),
+            "static_argnames": tuple(sorted(own.names)),
+        }
+    if name in ("jvp", "vjp"):  # whose positional arguments are tuples of those of the function
+        names = names[1:] if on_instance else names
+        numbers = [number for number in sorted(own.positions) if number < len(names)]
+        given |= {"static": tuple((number, names[number]) for number in numbers)}
+        statics = Statics(first, statics.names)
+    if isinstance(given.get("argnums"), list):
+        given |= {"argnums": tuple(given["argnums"])}  # which is the same to jax
+    before, one = options.transformations, _spelled(name, given)
+    transformations = behind_on_instance(before, one) if on_instance else (*before, one)
+    base = untransformed(function)
+    return Derived(
+        transformed(base, transformations),
+        options._replace(
+            static_argnums=tuple(sorted(statics.positions)) if statics else None,
+            static_argnames=tuple(sorted(statics.names)) if statics else None,
+            donate_argnums=None,
+            donate_argnames=None,
+            transformations=transformations,
+        ),
+        base,
+    )
 
-            if len(self._derived) >= _MAX_DERIVED:
-                self._derived.clear()
-            how = self._find_caller, self._manner, *self._identities.ways
-            made: PersistentFunction[..., Any] = PersistentFunction(
-                function, options, *how, base=base
-            )
-            found = self._derived.setdefault(key, made)
-        return found
+
+def _of_method(statics: Statics, names: tuple[str, ...]) -> Statics:
+    """Which arguments are static when the first one is the instance."""
+    positions = frozenset(n - 1 if n > 0 else n for n in statics.positions if n != 0)
+    return statics._replace(positions=positions, names=statics.names - set(names[:1]))
+
+
+def _spelled(name: str, given: dict[str, Any]) -> Transformation:
+    from jaxd_protocol.transformations import NotSpelled, transformation
+
+    try:
+        return transformation(name, given)
+    except NotSpelled as error:
+        raise ConfigurationError(
+            f"an option of {name} cannot be part of a key: {error}. Use numbers, text, and "
+            f"tuples, lists and dicts of them; or transform the function itself: "
+            f"persistent_call(jax.{name}(f, …))."
+        ) from error

@@ -1,49 +1,71 @@
-"""Notices packages that are upgraded while this process runs: keys name what is installed."""
+"""Packages that are changed on disk while this process runs: keys name what is installed."""
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
+from collections.abc import Iterable
 from typing import Final
 
 from jaxd.forking import forget_after_fork
-from jaxd.notices import warn_of_changes
-from jaxd_protocol.packages import changed_since_first_seen
-
-__all__ = ["Upgrades", "upgrades"]
+from jaxd_protocol.errors import SkewWarning
+from jaxd_protocol.packages import Package, changed_since_first_seen, say_change
 
 _EVERY_S: Final = 1.0
 
 
 class Upgrades:
-    """Counts the changes of installed packages; looks once a second at most. Thread-safe."""
+    """Counts the changes of installed packages. Thread-safe.
+
+    Attributes:
+        count: how many times packages were found changed so far.
+        next_look_s: when to look again, by `time.monotonic`: a second after the last time.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._looked = 0.0
+        self.count = 0
+        self.next_look_s = 0.0
         self.after_fork()
         forget_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been looking."""
-        self._lock = threading.Lock()  # guards _count and _looked
+        self._lock = threading.Lock()  # guards count and next_look_s
 
-    def count(self) -> int:
-        """How many times packages were found changed so far. Warns of each change.
+    def look(self) -> None:
+        """Looks for changes, and warns of each.
 
         Raises:
             SkewWarning: where the user's filters turn it into an error.
         """
-        now = time.monotonic()
-        if now - self._looked < _EVERY_S:
-            return self._count
         with self._lock:
-            self._looked = now
+            self.next_look_s = time.monotonic() + _EVERY_S
             changes = changed_since_first_seen()
-            self._count += len(changes)
+            self.count += len(changes)
         if changes:
-            warn_of_changes(changes)
-        return self._count
+            _warn_of_changes(changes)
+
+
+def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
+    """Warns, in the line that called, of packages that were changed on disk.
+
+    This process goes on with what was there before.
+
+    Args:
+        changes: what `jaxd_protocol.packages.changed_since_first_seen` returned.
+
+    Raises:
+        SkewWarning: where the user's filters turn it into an error.
+    """
+    from jaxd.frames import users_level
+
+    for old, new in changes:
+        text = (
+            f"{say_change(old, new)} while this process runs what was there before. Functions are "
+            "built anew with what is there now; restart this process to have the same in it."
+        )
+        warnings.warn(text, SkewWarning, users_level())
 
 
 upgrades: Final = Upgrades()

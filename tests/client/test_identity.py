@@ -172,9 +172,9 @@ def test_it_says_when_it_does_not_hold_any_more() -> None:
         return x * scale
 
     identity = Identity(scaled, Options())
-    assert identity.holds
+    assert identity.guards.hold()
     scale = 3.0
-    assert not identity.holds
+    assert not identity.guards.hold()
 
 
 def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
@@ -192,11 +192,11 @@ def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
 def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
     """An array of more than a megabyte: reading it before each call would take too long."""
     small, large = np.zeros(1 << 10), np.zeros(1 << 20)
-    assert Identity(lambda x: x + small, Options()).is_complete
+    assert Identity(lambda x: x + small, Options()).guards.complete
     pinned = Identity(lambda x: x + large, Options())
-    assert not pinned.is_complete
+    assert not pinned.guards.complete
     large[0] = 1.0
-    assert pinned.holds
+    assert pinned.guards.hold()
 
 
 def test_the_code_is_packed_when_it_is_asked_for_and_once() -> None:

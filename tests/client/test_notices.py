@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from types import ModuleType
-
-import pytest
+from typing import TYPE_CHECKING
 
 from jaxd.errors import SkewWarning
-from jaxd.notices import Notices, warn_of_changes
-from jaxd_protocol.packages import Package
+from jaxd.notices import Notices
+
+if TYPE_CHECKING:
+    import pytest
 
 CONNECTION = object()
 
@@ -90,12 +91,3 @@ def test_a_fork_begins_afresh() -> None:
     hear(notices, "something")
     notices.after_fork()
     assert not notices.waiting
-
-
-def test_a_change_under_a_running_client() -> None:
-    """Names the package and both versions, and what to do."""
-    old, new = Package("p", "1", b"1"), Package("p", "2", b"2")
-    with pytest.warns(SkewWarning, match="p was changed from 1 to 2 while") as seen:
-        warn_of_changes([(old, new)])
-    assert seen[0].filename == __file__
-    assert "restart this process" in str(seen[0].message)

@@ -13,7 +13,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from jaxd import Client, forking, identity, persistent_call
+from jaxd import Client, forking, persistent_call
+from jaxd_protocol import fingerprint
 from jaxd_protocol.errors import PackingError, UnsharedWarning
 from jaxd_protocol.fingerprint import walk
 
@@ -218,7 +219,7 @@ def test_a_coroutine_does_not_block_its_loop(
         looked_in.append(threading.current_thread())
         return walk(*args, **kwargs)
 
-    monkeypatch.setattr(identity, "walk", noted)
+    monkeypatch.setattr(fingerprint, "walk", noted)
     double = client.persistent_call(lambda x: x * 2, results="numpy")
 
     async def main() -> Any:
@@ -233,7 +234,7 @@ def test_a_coroutine_does_not_block_its_loop(
 def test_the_child_of_a_fork_can_look() -> None:
     """Also when another thread of the parent was looking as it forked."""
     made = persistent_call(lambda x: x + 1)
-    made._identities._lock.acquire()
+    made._binding.snapshots._lock.acquire()
     forking._in_child()
     assert made.fingerprint
 

@@ -290,9 +290,7 @@ SELFLESS = {
     "donates": "of its options",
     "is_derived": "of its options",
     "jit_options": "of its options",
-    "nnx_calls": "of its own making",
     "remade": "takes another function",
-    "after_fork": "of its own making",
 }
 
 

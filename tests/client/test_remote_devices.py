@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxd
-from jaxd import Device, persistent_call
+from jaxd import Device, PersistentFunction, persistent_call
 from jaxd.errors import ConfigurationError
 from jaxd.remote_devices import device_index
 
@@ -53,12 +53,18 @@ def test_without_a_server_there_are_the_devices_of_this_process(
             ask(2.0)
 
 
+def key_of(function: PersistentFunction[..., Any]) -> bytes:
+    """The key that a call has now."""
+    binding = function._binding
+    return binding.snapshots.spec(binding.config()).key
+
+
 def test_the_device_is_part_of_the_key_and_of_nothing_else() -> None:
     """None is the key that there was without."""
     function = persistent_call(lambda x: x * 2)
-    keys = [one._spec(one._current_config()).key for one in (function, function.on(0).on(None))]
+    keys = [key_of(one) for one in (function, function.on(0).on(None))]
     assert keys[0] == keys[1]
-    others = {one._spec(one._current_config()).key for one in map(function.on, range(3))}
+    others = {key_of(one) for one in map(function.on, range(3))}
     assert len({*others, keys[0]}) == 4
     assert function.on(1).jit_options == function.jit_options
     assert function.on(1).fingerprint == function.fingerprint

@@ -10,10 +10,10 @@ import pytest
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.caller import Caller
+from jaxd.encoded import CallSettings
 from jaxd.identity import Identity, Spec
 from jaxd.jax_primitive import Aval
 from jaxd.kept_error import last_error
-from jaxd.persistent_function import Manner
 from jaxd.traced_call import CallOutline, TracedCall
 from jaxd_protocol.calls import Options
 from jaxd_protocol.transformations import options_of
@@ -51,7 +51,7 @@ def outline_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> 
     return CallOutline(
         cast("Caller", caller),
         spec,
-        Manner({}, results, 9.0, True),
+        CallSettings({}, results, 9.0, True),
         structure,
         (None, "text", None),
         ("rbg", None, ""),

@@ -108,7 +108,7 @@ def test_each_is_built_once_and_kept_as_a_function_of_its_own(client: Client) ->
 
 
 def _keys(function: PersistentFunction[..., Any]) -> list[bytes]:
-    derived = [
+    functions = [
         function,
         function.grad(),
         function.grad(1),
@@ -131,7 +131,8 @@ def _keys(function: PersistentFunction[..., Any]) -> list[bytes]:
         function.vmap().grad(),
         function.grad().grad(),
     ]
-    return [one._spec(one._current_config()).key for one in derived]
+    bindings = [each._binding for each in functions]
+    return [bound.snapshots.spec(bound.config()).key for bound in bindings]
 
 
 def test_every_change_of_the_list_is_another_key(shared: Client) -> None:

@@ -162,10 +162,10 @@ def _not_importable(module: str, error: Exception) -> ConfigurationError:
 
 
 def _persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
+    if isinstance(found, PersistentMethod):
+        found = found.func
     if isinstance(found, PersistentFunction):
         return found
-    if isinstance(found, PersistentMethod):
-        return found.unbound()
     if not callable(found):
         raise ConfigurationError(
             f"{target} is a {type(found).__name__} and no function. Name a function."

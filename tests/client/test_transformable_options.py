@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.deriving import derived
+from jaxd.transformable import derived
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.transformations import options_of

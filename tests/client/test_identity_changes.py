@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd import identity as identity_module
-from jaxd.identities import Identities
-from jaxd.identity import Spec
+from jaxd.identity import Identities, Spec
 from jaxd.upgrades import upgrades
+from jaxd_protocol import fingerprint
 from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.fingerprint import walk
@@ -42,7 +41,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         looked.append(value)
         return walk(value, *args, **kwargs)
 
-    monkeypatch.setattr(identity_module, "walk", noted)
+    monkeypatch.setattr(fingerprint, "walk", noted)
     return looked
 
 
@@ -92,7 +91,7 @@ def test_an_upgrade_of_a_package_is_looked_at(
     """Once for each; keys name what is installed."""
     found = identities(function("return x"))
     found.spec(X32)
-    monkeypatch.setattr(upgrades, "count", lambda: 1)
+    monkeypatch.setattr(upgrades, "count", upgrades.count + 1)
     found.spec(X32)
     found.spec(X32)
     assert len(walks) == 2
@@ -191,7 +190,7 @@ def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
 
 def test_pinned_signatures_that_are_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are looked at again then."""
-    monkeypatch.setattr("jaxd.identities._MAX_PINNED", 3)
+    monkeypatch.setattr("jaxd.identity._MAX_PINNED", 3)
     found = identities(function(MEMO, M={}))
     for number in range(10):
         settled(found, b"%d" % number)
