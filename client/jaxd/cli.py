@@ -8,11 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from jaxd.commands import (
+    cache,
+    demo,
     devices,
     doctor,
     functions,
     relay,
     restart,
+    serve,
     start,
     status,
     stop,
@@ -21,12 +24,9 @@ from jaxd.commands import (
     warm,
     why,
 )
-from jaxd.commands.foreign import FOREIGN, run_foreign
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.terminal import Parser
-
-__all__ = ["main"]
 
 _OWN = {
     "start": start,
@@ -42,6 +42,8 @@ _OWN = {
     "warm": warm,
     "relay": relay,
 }
+
+_WITH_OWN_PARSER = {"serve": serve, "cache": cache, "demo": demo}
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -81,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if words and words[0] in FOREIGN:
-        return run_foreign(words[0], words[1:])
+    if words and words[0] in _WITH_OWN_PARSER:
+        status: int = _WITH_OWN_PARSER[words[0]].run(words[1:])
+        return status
     words, program = _program_of(words)
     arguments = _parser().parse_args(words)
     arguments.program = program
@@ -109,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, summary in FOREIGN.items():
-        commands.add_parser(name, help=summary)  # for the list only; they parse for themselves
+    for name, own_parser in _WITH_OWN_PARSER.items():
+        commands.add_parser(name, help=own_parser.SUMMARY)  # for the list only
     for name, command in _OWN.items():
         own = commands.add_parser(
             name,

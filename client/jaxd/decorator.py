@@ -13,12 +13,13 @@ from jaxd.identity import Identities
 from jaxd.jit_options import (
     check_arguments,
     check_function,
+    check_option_values,
     inline_of,
     names_of,
     packed_shardings,
     positions_of,
 )
-from jaxd.option_values import Ship, StaticRule, check_option_values
+from jaxd.option_values import Ship, StaticRule
 from jaxd.persistent_function import PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings

@@ -9,9 +9,8 @@ from types import ModuleType
 import pytest
 
 from jaxd.cli import _OWN as OWN
-from jaxd.cli import main
+from jaxd.cli import _WITH_OWN_PARSER, main
 from jaxd.commands import cache, demo, serve, token
-from jaxd.commands.foreign import FOREIGN
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
 
@@ -23,11 +22,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in (*OWN, *FOREIGN, "examples:"):
+    for name in (*OWN, *_WITH_OWN_PARSER, "examples:"):
         assert name in said
 
 
-@pytest.mark.parametrize("name", [*OWN, *FOREIGN])
+@pytest.mark.parametrize("name", [*OWN, *_WITH_OWN_PARSER])
 def test_the_page_on_configuration_has_every_command(name: str) -> None:
     """With a row, or several."""
     assert re.search(rf"^\| `jaxd {name}\b", PAGE.read_text(), re.MULTILINE)

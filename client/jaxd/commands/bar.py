@@ -1,4 +1,4 @@
-"""How far many builds are, in one line of a terminal."""
+"""What commands write to a terminal: times, long texts, and how far many builds are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,30 @@ from typing import Any
 
 from jaxd.progress import Progress
 
-__all__ = ["Bar"]
-
 _WIDTH = 20
 
 
+def duration(seconds: float) -> str:
+    """``0.25 s``, ``8.2 s``, ``3 min``."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
+
+
+def ago(seconds: float | None) -> str:
+    """``3 min ago``; None is never."""
+    return "never" if seconds is None else f"{duration(seconds)} ago"
+
+
+def cut(text: str, width: int) -> str:
+    """The text in one line of so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
 class Bar(Progress):
-    """Stands where a caller has its `Progress`.
+    """How far many builds are, in one line. Stands where a caller has its `Progress`.
 
     Args:
         total: how many builds there are.

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.commands.asking import ask
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import add_json_option, add_server_option, ask, print_json
 from jaxd_protocol.errors import ConfigurationError, JaxdError, NoServer
 from jaxd_protocol.terminal import Parser
 

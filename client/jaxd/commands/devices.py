@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.commands.asking import print_report
-from jaxd.commands.places import add_json_option, add_server_option
-from jaxd.commands.words import cut
+from jaxd.commands.asking import add_json_option, add_server_option, print_report
+from jaxd.commands.bar import cut
 from jaxd_protocol.terminal import size, table
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import add_json_option, add_server_option, print_json
 from jaxd.settings import Settings
 
 if TYPE_CHECKING:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.commands import quarantine
-from jaxd.commands.asking import print_report
-from jaxd.commands.places import add_json_option, add_server_option
-from jaxd.commands.words import ago, cut, duration
+from jaxd.commands.asking import (
+    NO_SERVER,
+    add_json_option,
+    add_server_option,
+    control_of,
+    named_or_local,
+    print_json,
+    print_report,
+)
+from jaxd.commands.bar import ago, cut, duration
+from jaxd.control_client import ask
+from jaxd.settings import Settings
 from jaxd_protocol.terminal import size, table
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
@@ -19,6 +28,7 @@ EXAMPLE = "jaxd functions --sort saved"
 
 _WIDEST: Final = 40
 _SHOWN_DIGITS: Final = 8
+_FINGERPRINT_DIGITS: Final = 12
 
 Row = Mapping[str, Any]
 
@@ -64,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         JaxdError: when a server runs but does not tell us.
     """
     if arguments.quarantined or arguments.release is not None:
-        return quarantine.run(arguments)
+        return _quarantine(arguments)
 
     def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**report, "functions": sorted(report["functions"], key=_SORTS[arguments.sort])}
@@ -106,3 +116,57 @@ def _bytes(row: Row) -> int:
     if row["state"] == "disk":
         return int(row["disk_bytes"])
     return int(row["host_bytes"] + row["device_bytes"])
+
+
+def _quarantine(arguments: argparse.Namespace) -> int:
+    """Lists the functions that a server calls no more, or has some of them called again.
+
+    Returns:
+        0; 1 when what is to be released is not there; 3 when no server runs.
+
+    Raises:
+        ConfigurationError: when the server is on another machine.
+        ConnectionLost: when its host does not reply.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    control, what = control_of(address), arguments.release
+    request = {"ask": "quarantined"} if what is None else {"ask": "release", "what": what}
+    report = ask(control, request, address.uid)
+    if report is None:
+        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
+        return NO_SERVER
+    if arguments.json:
+        print_json({"server": str(address), **report})
+    elif what is None:
+        print(_listed(report["quarantined"]))
+    else:
+        for row in report["released"]:
+            whose = f" of {row['principal']}" if "principal" in row else ""
+            print(f"released {row['name']} {row['fingerprint'][:_FINGERPRINT_DIGITS]}{whose}")
+    if what is not None and not report["released"]:
+        print(
+            f"jaxd: nothing in quarantine is called {what}. See: jaxd functions --quarantined",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _listed(rows: list[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "no function is in quarantine"
+    head = ["fingerprint", "function", "workers ended", "how", "last"]
+    if "principal" in rows[0]:  # where each has a worker of its own
+        head.append("of")
+    return table([head, *map(_quarantined_cells, rows)])
+
+
+def _quarantined_cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["fingerprint"][:_FINGERPRINT_DIGITS],
+        row["name"],
+        str(row["workers_ended"]),
+        row["how"],
+        ago(row["ago_s"]),
+        *([row["principal"]] if "principal" in row else []),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from jaxd import relay
-from jaxd.commands.places import add_server_option
+from jaxd.commands.asking import add_server_option
 from jaxd.discovery import find_server
 from jaxd.settings import Settings
 from jaxd_protocol.errors import ConfigurationError

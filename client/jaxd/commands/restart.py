@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxd.commands.asking import NO_SERVER
-from jaxd.commands.places import (
+from jaxd.commands.asking import (
+    NO_SERVER,
     add_json_option,
     add_server_option,
     control_of,
     named_or_local,
     print_json,
 )
-from jaxd.commands.words import duration
+from jaxd.commands.bar import duration
 from jaxd.control_client import ask_patiently
 from jaxd.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from jaxd.background import start_background
-from jaxd.commands.places import add_json_option, print_json
+from jaxd.commands.asking import add_json_option, print_json
 from jaxd.discovery import require_server_extra
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.control import server_runs

@@ -7,9 +7,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jaxd.commands.asking import NO_SERVER
-from jaxd.commands.places import add_json_option, add_server_option, named_or_local, print_json
-from jaxd.commands.words import duration
+from jaxd.commands.asking import (
+    NO_SERVER,
+    add_json_option,
+    add_server_option,
+    named_or_local,
+    print_json,
+)
+from jaxd.commands.bar import duration
 from jaxd.control_client import ask
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address

@@ -6,7 +6,7 @@ import argparse
 import socket
 import sys
 
-from jaxd.commands.places import add_server_option, control_of, named_or_local
+from jaxd.commands.asking import add_server_option, control_of, named_or_local
 from jaxd.control_client import ask, stop_and_wait
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from jaxd.caller import Caller
 from jaxd.client import Client
-from jaxd.commands.bar import Bar
-from jaxd.commands.places import add_json_option, add_server_option, print_json
-from jaxd.commands.words import duration
+from jaxd.commands.asking import add_json_option, add_server_option, print_json
+from jaxd.commands.bar import Bar, duration
 from jaxd.recording import run_program, wait_for_interrupt
 from jaxd.settings import Settings
 from jaxd_protocol.errors import ConfigurationError, NoServer

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from jaxd.commands.asking import ask, without_server
-from jaxd.commands.places import add_json_option, add_server_option, print_json
+from jaxd.commands.asking import add_json_option, add_server_option, ask, print_json, without_server
 from jaxd.decorator import persistent_call
 from jaxd.persistent_function import PersistentFunction
 from jaxd.persistent_method import PersistentMethod

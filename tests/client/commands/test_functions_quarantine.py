@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd.cli import main
-from jaxd.commands import quarantine
+from jaxd.commands import functions
 from tests.server.host_process import HostProcess
 
 StartHost = Callable[..., HostProcess]
@@ -37,7 +37,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, **reply: Any) -> list[Any]:
         asked.append(request)
         return reply
 
-    monkeypatch.setattr(quarantine, "ask", ask)
+    monkeypatch.setattr(functions, "ask", ask)
     return asked
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.commands.words import ago, cut, duration
+from jaxd.commands.bar import ago, cut, duration
 
 
 @pytest.mark.parametrize(

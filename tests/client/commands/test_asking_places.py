@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.commands.places import control_of, named_or_local
+from jaxd.commands.asking import control_of, named_or_local
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd import persistent_call
-from jaxd.option_values import check_option_values
+from jaxd.jit_options import check_option_values
 from jaxd_protocol.calls import CONFIG_DEFAULTS
 from jaxd_protocol.errors import ConfigurationError
 
