@@ -63,7 +63,6 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/jax_placement.py",
     "server/jaxd_server/jax_private.py",
     "server/jaxd_server/jax_programs.py",
-    "server/jaxd_server/made_up.py",
     "server/jaxd_server/marshal.py",
     "server/jaxd_server/moving.py",
     "server/jaxd_server/provisions.py",
@@ -73,7 +72,6 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/target.py",
     "server/jaxd_server/tracer.py",
     "server/jaxd_server/value_desk.py",
-    "server/jaxd_server/verification.py",
 )
 
 # Outside the server, the only files that may import jax inside a function. Everything else on the

@@ -20,7 +20,7 @@ from jaxd_protocol.trees.references import Reference, load_reference, with_token
 from jaxd_server.homes import homes
 from jaxd_server.result_forms import ResultForm
 
-__all__ = ["adopted", "without_tokens"]
+__all__ = ["adopted"]
 
 
 def adopted(form: ResultForm) -> ResultForm:
@@ -35,13 +35,6 @@ def adopted(form: ResultForm) -> ResultForm:
     parse_skeleton(form.skeleton, lambda *_: object, None, own)
     skeleton = with_tokens(form.skeleton, own.found, _token_of)
     return replace(form, skeleton=skeleton)
-
-
-def without_tokens(form: ResultForm) -> bytes:
-    """The skeleton as far as it is the same in every process: to compare forms."""
-    own = _References()
-    parse_skeleton(form.skeleton, lambda *_: object, None, own)
-    return with_tokens(form.skeleton, own.found, lambda reference: bytes(len(reference.token)))
 
 
 class _References:

@@ -1,4 +1,4 @@
-"""Answers what people ask: `functions`, `recipes`, `verify`, `forget`, and `why` and `recent`.
+"""Answers what people ask: `functions`, `recipes`, `forget`, and `why` and `recent`.
 
 All of it reads files or builds something, so none of it is for a thread that others wait for.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd_protocol.calls import FAILED, function_key
-from jaxd_protocol.errors import ConfigurationError, NotPermitted, ProtocolError
+from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.recipes import dump_recipes
 from jaxd_server.inquiry import answer_inquiry
@@ -18,11 +18,10 @@ from jaxd_server.inventory import inventory
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.recording import Recorder
 from jaxd_server.replies import Reply
-from jaxd_server.verification import Verifier
 
 __all__ = ["INQUIRIES", "OPERATIONS", "Operations"]
 
-OPERATIONS: Final = frozenset({"functions", "recipes", "verify", "forget"})
+OPERATIONS: Final = frozenset({"functions", "recipes", "forget"})
 """What can be asked by those who look after a server."""
 
 INQUIRIES: Final = frozenset({"why", "recent"})
@@ -34,17 +33,14 @@ class Operations:
 
     Args:
         pipeline: what answers calls; an operation is admitted, and waited for, as one of them.
-        verifier: builds anew what is on disk; None where nothing is kept.
     """
 
-    def __init__(self, pipeline: Pipeline, verifier: Verifier | None) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._verifier = verifier
         self._recorder = Recorder(pipeline.executables, pipeline.decisions, pipeline.shelf)
         self._verbs: Mapping[str, Callable[..., Reply]] = {
             "functions": self._functions,
             "recipes": self._recipes,
-            "verify": self._verify,
             "forget": self._forget,
         }
 
@@ -91,21 +87,6 @@ class Operations:
         said = {"mark": now, "left_out": [one._asdict() for one in left_out]}
         return (json.dumps(said), *messages), buffers
 
-    def _verify(self, principal: str, count: int) -> Reply:
-        if not self._pipeline.decisions.acquaintances.is_owner(principal):
-            raise NotPermitted(
-                "only the user whose server this is may have its programs verified. Ask whoever "
-                "runs it."
-            )
-        if self._verifier is None:
-            raise ConfigurationError(
-                "this server keeps nothing on disk, so there is nothing to be verified. Its log "
-                "says why; --cache-dir names a folder."
-            )
-        admission = self._pipeline.admission
-        findings = self._verifier.verify(count, lambda: not admission.draining)
-        return json.dumps(findings.to_dict()), ()
-
     def _forget(self, principal: str, key: bytes) -> Reply:
         if not self._pipeline.decisions.acquaintances.sight(principal)(key):
             return json.dumps({"executables": 0}), ()  # as of a key that nobody has
@@ -138,7 +119,6 @@ class Operations:
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "functions": (),
     "recipes": (str,),
-    "verify": (int,),
     "forget": (bytes,),
 }
 

@@ -62,7 +62,6 @@ from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracing import Tracing
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
-from jaxd_server.verification import Verifier
 from jaxd_server.visitors import Visitors
 from jaxd_server.worker_status import WorkerStatus
 from jaxd_server.workshop import Workshop
@@ -181,11 +180,10 @@ class Parts:
         self._rest = Rest(after_s, admission, lambda: counters.idle_s, has_values, rest)
         self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
         self._marked_at = time.monotonic()
-        verifier = Verifier(functions, compiler, self._shelf) if self._shelf else None
         self._budget = Budget(options.budget_bytes, options.call_share)
         self._workshop = Workshop(
             pipeline=self.pipeline,
-            operations=Operations(self.pipeline, verifier),
+            operations=Operations(self.pipeline),
             stages=Stages(functions, compiler, admission, counters),
             runners=FairThreads(options.threads, "jaxd-run"),
             builders=FreshThreads(_BUILDER_THREADS, "jaxd-build"),

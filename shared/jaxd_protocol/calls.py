@@ -37,7 +37,6 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
       recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
                                               what was called since, see `recipes`
-      verify(count) → JSON {checked, same, different, skipped}    compares with fresh builds
       forget(key) → JSON {executables}        drops what was built under a key, on disk as well
 
     server → client, while a call or `stages` of the client's is open

@@ -189,7 +189,7 @@ class AuthenticationFailed(JaxdError, ConnectionError):
 
 
 class NotPermitted(JaxdError, PermissionError):
-    """A client asked for what only the user may have whose server it is."""
+    """A client asked for what the server does not allow: see `jaxd serve --accept`."""
 
     blame = "caller"
 

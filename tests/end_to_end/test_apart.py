@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from jaxd import Client, connect, errors
+from jaxd import Client, connect
 from jaxd.warming import recipes_since, start_of_recipes
 from jaxd_protocol.accounts import add_account, remove_account
 from tests.live_server import LiveServer
@@ -123,12 +123,6 @@ def test_what_one_does_not_know_one_cannot_remove(two: Two) -> None:
     key = function.why(X).key
     assert two.bob.caller.ask("forget", bytes.fromhex(key)) == {"executables": 0}
     assert function.why(X).verdict == "hit"
-
-
-def test_only_the_owner_may_have_programs_verified(two: Two) -> None:
-    """It takes long, and what it finds has names in it."""
-    with pytest.raises(errors.NotPermitted, match="Ask whoever runs it"):
-        two.bob.caller.ask("verify", 1)
 
 
 def test_statistics_are_ones_own(two: Two) -> None:

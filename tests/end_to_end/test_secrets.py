@@ -60,7 +60,7 @@ def session_with_failures(live: LiveServer, tokens: dict[str, str]) -> Iterator[
                 client.persistent_call(lambda x: 1 / 0)(1.0)
             yield "".join(traceback.format_exception(caught.value))
             with pytest.raises(errors.JaxdError) as refused:
-                client.caller.ask("verify", "nothing")
+                client.caller.ask("forget", "nothing")
             yield "".join(traceback.format_exception(refused.value))
     yield repr(Settings.resolve(server=live.tcp, token=WRONG))
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxd_server.operations
 from jaxd_protocol.calls import FAILED, function_key
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining, WorkerLost
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.meanings import Meaning
 from jaxd_protocol.recipes import load_recipes
 from jaxd_server.operations import OPERATIONS, Operations
-from jaxd_server.verification import Findings, Verifier
 from tests.server.in_process import Kitchen, Shop, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
@@ -42,9 +42,7 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
 
 def operations(kitchen: Kitchen) -> Operations:
     """Those of a worker."""
-    shelf, pipeline = kitchen.shelf, kitchen.pipeline
-    verifier = Verifier(pipeline.functions, kitchen.compiler, shelf) if shelf else None
-    return Operations(pipeline, verifier)
+    return Operations(kitchen.pipeline)
 
 
 def ask(kitchen: Kitchen, verb: str, *args: Any) -> Any:
@@ -63,13 +61,6 @@ def test_functions_are_listed(open_kitchen: OpenKitchen) -> None:
     answer = ask(kitchen, "functions")
     (row,) = answer["functions"]
     assert (row["name"], answer["totals"]["executables"]) == ("<lambda>", 1)
-
-
-def test_programs_are_verified(open_kitchen: OpenKitchen) -> None:
-    """As many as there are."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(lambda x: x + 1), X)
-    assert ask(kitchen, "verify", 3) == {"checked": 1, "same": 1, "different": [], "skipped": []}
 
 
 def test_what_was_called_is_recorded(open_kitchen: OpenKitchen) -> None:
@@ -184,9 +175,8 @@ def test_without_a_disk_some_are_answered(open_kitchen: OpenKitchen) -> None:
     kitchen.value(source, X)
     assert len(ask(kitchen, "functions")["functions"]) == 1
     assert ask(kitchen, "forget", source.key) == {"executables": 1}
-    for verb, argument in (("verify", 1), ("recipes", "")):
-        with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
-            ask(kitchen, verb, argument)
+    with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
+        ask(kitchen, "recipes", "")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +184,7 @@ def test_without_a_disk_some_are_answered(open_kitchen: OpenKitchen) -> None:
     [
         ("functions", (1,)),
         ("recipes", (b"",)),
-        ("verify", ()),
-        ("verify", ("1",)),
+        ("forget", ()),
         ("forget", ("",)),
     ],
 )
@@ -224,36 +213,41 @@ def test_inquiries_are_answered_and_count_nothing(
 
 
 class Gate:
-    """A verifier that waits until it is let go."""
+    """An inventory that waits until it is let go."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
-        self.went_on: list[bool] = []
 
-    def verify(self, count: int, go_on: Callable[[], bool]) -> Findings:
+    def inventory(self, *_: object) -> dict[str, Any]:
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
-        self.went_on.append(go_on())
-        return Findings(count, count)
+        return {"functions": []}
 
 
-def test_an_operation_runs_like_a_call(open_kitchen: OpenKitchen) -> None:
-    """It is shown and ends idleness; a drain waits for it, hurries it, and refuses others."""
-    kitchen, gate = open_kitchen(None), Gate()
-    answering = Operations(kitchen.pipeline, gate)  # type: ignore[arg-type]
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """In place of what answers `functions`."""
+    gate = Gate()
+    monkeypatch.setattr(jaxd_server.operations, "inventory", gate.inventory)
+    return gate
+
+
+def test_an_operation_runs_like_a_call(open_kitchen: OpenKitchen, gate: Gate) -> None:
+    """It is shown and ends idleness; a drain waits for it, and refuses others."""
+    kitchen = open_kitchen(None)
     answers: list[Any] = []
-    asked = start(lambda: answers.append(answering.answer("verify", (1,))))
+    asked = start(lambda: answers.append(ask(kitchen, "functions")))
     assert gate.entered.wait(PATIENCE_S)
-    assert [one["function"] for one in kitchen.admission.running()] == ["(verify)"]
+    assert [one["function"] for one in kitchen.admission.running()] == ["(functions)"]
     drained = start(kitchen.admission.drain)
     until(lambda: kitchen.admission.draining)
     with pytest.raises(ServerDraining):
-        ask(kitchen, "functions")
+        ask(kitchen, "recipes", "")
     assert drained.is_alive()
     kitchen.counters._last_activity -= 100.0
     gate.opened.set()
     join([asked, drained])
-    assert (gate.went_on, json.loads(answers[0][0])["same"]) == ([False], 1)
+    assert answers == [{"functions": []}]
     assert kitchen.counters.idle_s < 100.0
 
 
@@ -280,18 +274,16 @@ def test_every_operation_is_answered_over_the_wire(shop: Shop) -> None:
     assert len(answer_of(peer.request("functions", ()))["functions"]) == 1
     (_, *messages), buffers = peer.request("recipes", (mark,))
     assert load_recipes(messages, buffers)[0].code == bytes(source.code_)
-    assert answer_of(peer.request("verify", (1,)))["same"] == 1
     assert answer_of(peer.request("forget", (source.key,))) == {"executables": 1}
-    assert len(OPERATIONS) == 4
+    assert len(OPERATIONS) == 3
     until(lambda: shop.parts._workshop.budget.calls == 0)
 
 
-def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop) -> None:
+def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop, gate: Gate) -> None:
     """Calls and questions on the same connection are answered meanwhile."""
-    gate = shop.parts._workshop.operations._verifier = Gate()  # type: ignore[assignment]
     client = shop.client()
     answers: list[Any] = []
-    asked = start(lambda: answers.append(client.caller.ask("verify", 2)))
+    asked = start(lambda: answers.append(client.caller.ask("functions")))
     assert gate.entered.wait(PATIENCE_S)
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
@@ -300,7 +292,7 @@ def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop) -> None:
     assert shop.parts._workshop.budget.calls == 1
     gate.opened.set()
     join([asked])
-    assert answers == [{"checked": 2, "same": 2, "different": [], "skipped": []}]
+    assert answers == [{"functions": []}]
 
 
 def test_a_question_about_builds_that_takes_long_holds_up_nobody(
