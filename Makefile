@@ -124,7 +124,7 @@ bench: $(VENV)/.dev
 	@$(bin)/python -m benchmarks $(BENCH_ARGS)
 
 clean:
-	@rm -rf .venv .venv-* build dist demo-output
+	@rm -rf .venv .venv-* build dist
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find client server shared tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

@@ -77,7 +77,7 @@ JAX_AT_IMPORT = (
 # Outside the server, the only files that may import jax inside a function. Everything else on the
 # client's side finds it in sys.modules, where it is only when the user has imported it.
 JAX_INSIDE_FUNCTIONS = (
-    "client/jaxd/demo/digits.py",  # what a user would write
+    "client/jaxd/demo.py",  # what a user would write
     "client/jaxd/exporting.py",  # for a server that takes no code, it is traced here
     "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/jax_primitive.py",  # where a tracer of jax has arrived
@@ -104,9 +104,7 @@ NO_MIRROR_UP_TO_LINES = 30
 # ... or stand here with the reason.
 TESTED_ELSEWHERE = {
     "client/jaxd/__init__.py": "tests/test_architecture.py looks at every public name",
-    "client/jaxd/demo/digits.py": "tests/end_to_end/test_demo.py runs it",
-    "client/jaxd/demo/command.py": "tests/end_to_end/test_demo.py runs it",
-    "client/jaxd/demo/server.py": "tests/end_to_end/test_demo.py runs it",
+    "client/jaxd/demo.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
     "server/jaxd_server/call_desk.py": "tests/server/test_connection.py makes calls of all kinds",
     "server/jaxd_server/commission.py": "tests/server/test_pipeline.py makes such calls",

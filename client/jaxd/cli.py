@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jaxd import demo
 from jaxd.commands import (
     cache,
-    demo,
     devices,
     doctor,
     functions,
@@ -41,9 +41,10 @@ _OWN = {
     "devices": devices,
     "warm": warm,
     "relay": relay,
+    "demo": demo,
 }
 
-_WITH_OWN_PARSER = {"serve": serve, "cache": cache, "demo": demo}
+_WITH_OWN_PARSER = {"serve": serve, "cache": cache}
 
 _FAILED, _INTERRUPTED = 1, 130
 

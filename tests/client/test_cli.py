@@ -10,7 +10,7 @@ import pytest
 
 from jaxd.cli import _OWN as OWN
 from jaxd.cli import _WITH_OWN_PARSER, main
-from jaxd.commands import cache, demo, serve, token
+from jaxd.commands import cache, serve, token
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
 
@@ -107,7 +107,7 @@ def test_a_closed_pipe_is_no_traceback(runtime: Path) -> None:
     assert "Exception ignored" not in said
 
 
-@pytest.mark.parametrize("command", [serve, demo, cache])
+@pytest.mark.parametrize("command", [serve, cache])
 def test_some_commands_read_their_own_words(
     monkeypatch: pytest.MonkeyPatch, command: ModuleType
 ) -> None:
