@@ -104,7 +104,6 @@ NO_MIRROR_UP_TO_LINES = 30
 # ... or stand here with the reason.
 TESTED_ELSEWHERE = {
     "client/jaxd/__init__.py": "tests/test_architecture.py looks at every public name",
-    "client/jaxd/demo.py": "tests/end_to_end/test_demo.py runs it",
     "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
     "server/jaxd_server/call_desk.py": "tests/server/test_connection.py makes calls of all kinds",
     "server/jaxd_server/commission.py": "tests/server/test_pipeline.py makes such calls",

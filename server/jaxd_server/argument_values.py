@@ -9,20 +9,9 @@ import re
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.options import SAME_USER
 
-__all__ = [
-    "parse_address",
-    "parse_count",
-    "parse_folder",
-    "parse_gpus",
-    "parse_name",
-    "parse_seconds",
-    "parse_share",
-    "parse_size",
-    "parse_user",
-    "parse_users",
-]
+SAME_USER = (0, 0)
+"""As `worker_uids`: all workers run as the server's own user, whoever that is."""
 
 _NO_USER = (1 << 32) - 1
 """What the system calls says when a user is to be left as it is."""

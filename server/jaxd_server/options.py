@@ -1,24 +1,114 @@
-"""What a server is told at its start: one frozen record, the same for the host and its workers."""
+"""What a server is told at its start: one frozen record, the same for the host and its workers.
+
+Each option is stated here once: its default, its word on the command line, and what is said of it
+by `jaxd serve --help` (`arguments`) and in docs/configuration.md (`tests/server/option_table.py`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from argparse import SUPPRESS, BooleanOptionalAction
+from collections.abc import Callable, Mapping
+from dataclasses import Field, asdict, dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.accounts import default_token_dir
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.paths import LocalServerFiles
 from jaxd_protocol.tokens import checked_token, read_token_file
+from jaxd_server.argument_values import (
+    parse_address,
+    parse_count,
+    parse_folder,
+    parse_gpus,
+    parse_name,
+    parse_seconds,
+    parse_share,
+    parse_size,
+    parse_user,
+    parse_users,
+)
 from jaxd_server.memory import machine_bytes
 
-__all__ = ["GIB", "SAME_USER", "ServerOptions"]
-
-SAME_USER = (0, 0)
-"""As `worker_uids`: all workers run as the server's own user, whoever that is."""
-
 GIB = 1 << 30
+
+
+class Words(NamedTuple):
+    """What the command line and its documents say of an option.
+
+    Attributes:
+        group: under which heading `--help` lists it.
+        flag: its word, such as `--slots`; empty: as its field is called.
+        argument: what argparse reads behind that: its `type`, `metavar`, `choices` or `action`.
+        help: what it is, in words.
+        shown: its default, in words; empty: there is none to be told.
+        more: what the page on configuration says behind `help`, in Markdown.
+    """
+
+    group: str
+    flag: str
+    argument: Mapping[str, Any]
+    help: str
+    shown: str
+    more: str
+
+
+def words_of(option: Field[Any]) -> Words:
+    """The words of a field of `ServerOptions`."""
+    words: Words = option.metadata["words"]
+    return words if words.flag else words._replace(flag="--" + option.name.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A heading of `--help`; makes the fields of the options below it."""
+
+    heading: str
+
+    def option(
+        self,
+        argument: Mapping[str, Any],
+        help: str,  # noqa: A002  as argparse calls it
+        *,
+        default: Any = None,
+        shown: str = "",
+        more: str = "",
+        flag: str = "",
+    ) -> Any:
+        """A field of `ServerOptions`; a callable default is called for each server.
+
+        The default is told as it is written where `shown` does not say it in words.
+        """
+        if not shown and type(default) in {int, float, str}:
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+        metadata = {"words": Words(self.heading, flag, argument, help, shown, more)}
+        if callable(default):
+            return field(default_factory=default, metadata=metadata)
+        return field(default=default, metadata=metadata)
+
+
+_WHERE: Final = _Group("where")
+_WHO: Final = _Group("who may connect")
+_APART: Final = _Group("how far apart they are kept")
+_WHAT: Final = _Group("what they may send")
+_DEVICES: Final = _Group("which devices, and how much of them")
+_LIMITS: Final = _Group("how much")
+_PROGRAMS: Final = _Group("how many programs stay in memory")
+_VALUES: Final = _Group("how much data stays")
+_LIFETIME: Final = _Group("how long, and what is said")
+
+_COUNT: Final = {"type": parse_count, "metavar": "N"}
+_SIZE: Final = {"type": parse_size, "metavar": "SIZE"}
+_SECONDS: Final = {"type": parse_seconds, "metavar": "SECONDS"}
+_SHARE: Final = {"type": parse_share, "metavar": "SHARE"}
+_PATH: Final = {"type": str, "metavar": "PATH"}
+_FOLDER: Final = {"type": parse_folder, "metavar": "PATH"}
+_SWITCH: Final = {"action": "store_true"}
+_YES_NO: Final = {"action": BooleanOptionalAction}
+
+
+def _each(kind: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
+    return {"action": "append", "type": kind, "metavar": metavar}
 
 
 def _local_socket() -> tuple[Address, ...]:
@@ -39,150 +129,316 @@ def _default_builds() -> int:
 class ServerOptions:
     """How a server listens, whom it admits, and how much it takes on.
 
-    Attributes:
-        listen: the addresses to open; by default the local socket of this environment.
-        control: path of the control socket; None: derived from the first address.
-        token_file: where the token is read from; None: from `JAXD_TOKEN`, or there is none.
-        token_dir: folder of named tokens; `"none"`: there are none; None: the one where
-            `jaxd token --name` puts them.
-        allow_uids: users beside the server's own that may connect to its Unix sockets.
-        tls_cert: PEM file with the certificate for TLS; None: the server makes one for itself.
-        tls_key: PEM file with its key; None: it is in `tls_cert`.
-        advertise: `HOST[:PORT]` by which clients elsewhere find this machine, for the line that is
-            printed; None: the host name.
-        insecure_plaintext: whether TCP beyond loopback is allowed without encryption.
-        allow_unauthenticated_loopback: whether loopback TCP is open to every local user.
-        idle_timeout_s: seconds without connection and call until the server stops; 0: never.
-        rest_after_s: seconds without a call until the worker ends, and so gives its device back;
-            the next client that connects starts another one. 0: never; None: ten minutes for an
-            `auto` server on a GPU or TPU, else never.
-        drain_timeout_s: seconds that a stopping worker may take when it reports no running call.
-        recycle_after_calls: calls after which the worker is replaced, when it holds no arrays of
-            clients; 0: never.
-        recycle_after_s: the same for its age in seconds.
-        recycle_above_bytes: the same for its memory.
-        stuck_after_s: seconds without a word after which the host says that a worker is stuck.
-        recycle_stuck_s: seconds without a word after which a worker is killed, when nobody else has
-            arrays in it than whose call it hangs in; 0: never.
-        standby: whether a second process has imported all that a worker needs, and takes over when
-            that ends; None: except for an `auto` server.
-        max_frame_bytes: the largest message that is received.
-        max_result_bytes: the largest result that is sent.
-        slots: calls in flight on one connection.
-        budget_bytes: bytes of messages held in memory, over all connections.
-        max_calls: calls that are held because they have to be built, or take long, over all
-            connections; more are told to come again.
-        call_share: of these, what one principal may have; and of `budget_bytes`, while others are
-            connected.
-        max_connections: clients that may be connected at the same time.
-        threads: calls that run at the same time.
-        builds: programs that are compiled at the same time.
-        max_executables: executables held in memory; at about 150 memory maps each for large ones,
-            what a Linux process may have by default is 430.
-        program_bytes: memory of the process that their programs may take.
-        device_program_bytes: memory of the device that they may take; None: a tenth of it.
-        map_share: of the memory maps that a process may have, how much programs may fill.
-        memory_share: of the machine's memory, or the device's, how much may be in use before what
-            is idle is dropped; 0: nothing is.
-        principal_share: of each of these, what a principal keeps although others need room; at
-            most an equal part for each.
-        principal_build_s: seconds of tracing and compiling that one principal may have in an hour;
-            0: no limit.
-        cache_dir: the folder of what is kept on disk; `"none"`: nothing is; None: as
-            `JAXD_CACHE_DIR` says, or `~/.cache/jaxd`.
-        disk_bytes: how much may lie in that folder.
-        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
-        session_grace_s: seconds that a session outlives its last connection.
-        value_bytes: what arrays that stay on the server may take; None: half of the devices'
-            memory, or of the machine's where the device is a CPU; 0: as much as there is.
-        value_share: of that, what one principal may take.
-        content_bytes: what may be held of arrays that clients may send again; None: an eighth of
-            the devices' memory, or of the machine's where the device is a CPU.
-        trace_in: where functions are traced: `"worker"`, in the process that answers calls;
-            `"tracer"`, in one beside it, so that warm calls are not held up; `"auto"`: beside it
-            when more than one client is connected. Always in the worker on a GPU or TPU, which a
-            second process cannot have.
-        devices: which GPUs to use, by number or by UUID, with commas between; None: all.
-        devices_per_session: how many devices a session has for itself, as long as there are as many
-            groups of so many as sessions; its calls run on the first of them.
-        device_memory_fraction: of each device's memory, how much jax may take; None: as its
-            environment says, or three quarters.
-        preallocate: whether jax takes that at once, or as it needs it; None: as its environment
-            says, or at once.
-        log_format: `"text"` for people or `"json"` for machines.
-        max_call_s: seconds that a call may run; 0: as many as it likes.
-        max_build_s: seconds that calls wait for a build once that has begun; 0: the same.
-        stop_grace_s: seconds that what nobody waits for any more may go on before its process is
-            replaced, where that costs nobody an array; 0: for ever.
-        accept: what clients may send: `"code"`, or only what `jax.export` has made of it.
-        allow_targets: native functions that exported programs may call, beside jax's own, with
-            shapes and attributes that nobody checks.
-        worker_per_principal: whether each principal has a worker of its own, which may run as
-            another user of this machine.
-        max_workers: workers that may be there at the same time then.
-        worker_uids: the first and the last of the user numbers that workers of accounts run as;
-            `SAME_USER`: all run as the server's own; None: the same, unless that is root.
-        auto: whether a client started this server unasked: it then takes device memory only as
-            it needs it, unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
+    Of times, `recycle_…` and what a principal may have, 0 is no limit. What is None depends on the
+    machine or on other options.
     """
 
-    listen: tuple[Address, ...] = field(default_factory=_local_socket)
-    control: str | None = None
-    token_file: str | None = None
-    token_dir: str | None = None
-    allow_uids: tuple[int, ...] = ()
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    advertise: str | None = None
-    insecure_plaintext: bool = False
-    allow_unauthenticated_loopback: bool = False
-    idle_timeout_s: float = 0.0
-    rest_after_s: float | None = None
-    drain_timeout_s: float = 30.0
-    recycle_after_calls: int = 0
-    recycle_after_s: float = 0.0
-    recycle_above_bytes: int = 0
-    stuck_after_s: float = 10.0
-    recycle_stuck_s: float = 0.0
-    standby: bool | None = None
-    max_frame_bytes: int = 8 * GIB
-    max_result_bytes: int = 8 * GIB
-    slots: int = 32
-    budget_bytes: int = field(default_factory=_default_budget_bytes)
-    max_calls: int = 1000
-    call_share: float = 0.5
-    max_connections: int = 4000
-    threads: int = 8
-    builds: int = field(default_factory=_default_builds)
-    max_executables: int = 400
-    program_bytes: int = field(default_factory=_default_budget_bytes)
-    device_program_bytes: int | None = None
-    map_share: float = 0.5
-    memory_share: float = 0.92
-    principal_share: float = 0.5
-    principal_build_s: float = 0.0
-    cache_dir: str | None = None
-    disk_bytes: int = 10 * GIB
-    principal_disk_bytes: int = 0
-    session_grace_s: float = 60.0
-    value_bytes: int | None = None
-    value_share: float = 1.0
-    content_bytes: int | None = None
-    trace_in: Literal["auto", "worker", "tracer"] = "auto"
-    devices: str | None = None
-    devices_per_session: int = 1
-    device_memory_fraction: float | None = None
-    preallocate: bool | None = None
-    log_format: Literal["text", "json"] = "text"
-    max_call_s: float = 0.0
-    max_build_s: float = 0.0
-    stop_grace_s: float = 30.0
-    accept: Literal["code", "exported"] = "code"
-    allow_targets: tuple[str, ...] = ()
-    worker_per_principal: bool = False
-    max_workers: int = 8
-    worker_uids: tuple[int, int] | None = None
-    auto: bool = False
+    listen: tuple[Address, ...] = _WHERE.option(
+        _each(parse_address, "ADDRESS"),
+        "unix:///path, tcp://host:port or tls://host:port, may be repeated; port 0 takes a free "
+        "one",
+        default=_local_socket,
+        shown="the local socket of this environment",
+    )
+    control: str | None = _WHERE.option(
+        _PATH,
+        "socket of `jaxd status` and `jaxd stop`",
+        shown="beside the first address if that is a Unix socket, else in this environment's own "
+        "directory",
+        more=" (there it is `tcp-PORT.control`)",
+    )
+    cache_dir: str | None = _WHERE.option(
+        _FOLDER,
+        "where compiled programs are kept over restarts, or `none`",
+        shown="JAXD_CACHE_DIR, else ~/.cache/jaxd",
+        more="; `/var/cache/jaxd` where root has workers of other users. With "
+        "`--worker-per-principal`, a folder in it for each",
+    )
+    token_file: str | None = _WHO.option(
+        _PATH,
+        "token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+        shown="JAXD_TOKEN, JAXD_TOKEN_FILE, then the file that `jaxd token` writes",
+        more="; made when an address is `tls://` and there is none",
+    )
+    token_dir: str | None = _WHO.option(
+        _FOLDER,
+        "folder of further tokens, one for each name, as made by `jaxd token --name`, or `none`",
+        shown="where that puts them",
+        more=". Read again whenever they change, see [several people](security.md#several-people)",
+    )
+    allow_uids: tuple[int, ...] = _WHO.option(
+        _each(parse_user, "USER"),
+        "another user, by number or name, that may connect to the Unix socket and so run code as "
+        "you; may be repeated",
+        default=(),
+        more=". The address for them is printed: it names the server's user (`?uid=`)",
+        flag="--allow-uid",
+    )
+    tls_cert: str | None = _WHO.option(
+        _FOLDER,
+        "certificate for tls:// addresses, which clients check by name",
+        shown="one that the server makes, which they know by its fingerprint",
+        more="; with those that lead to its CA",
+    )
+    tls_key: str | None = _WHO.option(_FOLDER, "its key", shown="in the same file")
+    advertise: str | None = _WHO.option(
+        {"type": parse_name, "metavar": "HOST[:PORT]"},
+        "what clients elsewhere call this machine, for the line that is printed for them",
+        shown="its host name",
+    )
+    insecure_plaintext: bool = _WHO.option(
+        _SWITCH,
+        "listen beyond this machine, although everything on the wire can then be read and "
+        "changed; clients say the same with tcp://…?insecure=1",
+        default=False,
+        more=". Takes clients of which it is not known whether somebody stands in between",
+    )
+    allow_unauthenticated_loopback: bool = _WHO.option(
+        _SWITCH,
+        "let every user and program of this machine run code here over loopback TCP; clients "
+        "without a token say tcp://…?insecure=1",
+        default=False,
+    )
+    worker_per_principal: bool = _APART.option(
+        _SWITCH,
+        "a process for each user and account, with a cache of its own; where root starts the "
+        "server, as that user of this machine, or one of --worker-uids",
+        default=False,
+        more="; for people who do not trust each other, see "
+        "[a worker for each](security.md#a-worker-for-each)",
+    )
+    worker_uids: tuple[int, int] | None = _APART.option(
+        {"type": parse_users, "metavar": "FIRST-LAST"},
+        "numbers of users, nobody else's, that the workers of accounts run as; `none`: all "
+        "workers run as the server's own user",
+        more=". Such as `70000-70999`, where root starts the server, which keeps one of them for "
+        "itself: there are two at least",
+    )
+    max_workers: int = _APART.option(
+        _COUNT,
+        "such processes at the same time; who comes then is told to come again",
+        default=8,
+    )
+    accept: Literal["code", "exported"] = _WHAT.option(
+        {"choices": ("code", "exported")},
+        "code: functions, which run in the server; exported: only programs that clients have "
+        "traced by themselves, and data",
+        default="code",
+        more="; see [programs instead of code](security.md#programs-instead-of-code)",
+    )
+    allow_targets: tuple[str, ...] = _WHAT.option(
+        _each(str, "NAME"),
+        "with exported, native code that programs may call beside jax's own, with whatever "
+        "shapes and attributes they say: nobody checks these; may be repeated",
+        default=(),
+        flag="--allow-target",
+    )
+    devices: str | None = _DEVICES.option(
+        {"type": parse_gpus, "metavar": "LIST"},
+        "GPUs to use, by the numbers or UUIDs that `nvidia-smi -L` shows, such as 0,1",
+        shown="all",
+        more=". See [GPUs](gpu.md)",
+    )
+    devices_per_session: int = _DEVICES.option(
+        _COUNT,
+        "how many devices a client process has for itself, as far as there are enough; its "
+        "calls run on the first of them",
+        default=1,
+        more=". See [several devices](devices.md#which-device-a-call-runs-on)",
+    )
+    device_memory_fraction: float | None = _DEVICES.option(
+        _SHARE, "of each GPU's memory, for arrays and programs", shown="0.75"
+    )
+    preallocate: bool | None = _DEVICES.option(
+        _YES_NO,
+        "take that memory at the start, or as it is needed",
+        shown="at the start",
+        more=". A server that a first call starts takes it as it needs it, and so do workers of "
+        "`--worker-per-principal`",
+    )
+    max_frame_bytes: int = _LIMITS.option(
+        _SIZE, "largest message received, such as 512M", default=8 * GIB, shown="8G"
+    )
+    max_result_bytes: int = _LIMITS.option(
+        _SIZE, "largest result sent", default=8 * GIB, shown="8G"
+    )
+    budget_bytes: int = _LIMITS.option(
+        _SIZE,
+        "messages in memory",
+        default=_default_budget_bytes,
+        shown="a quarter of the memory",
+        more=", over all connections; at least 1G",
+    )
+    disk_bytes: int = _LIMITS.option(
+        _SIZE, "kept in the cache folder", default=10 * GIB, shown="10G"
+    )
+    principal_disk_bytes: int = _LIMITS.option(
+        _SIZE,
+        "of that, of what one client's user has had made; its own goes first",
+        default=0,
+        shown="all of it",
+    )
+    max_calls: int = _LIMITS.option(
+        _COUNT,
+        "calls held that have to wait",
+        default=1000,
+        more=": to be built, or as they take long. Clients come again with more, and raise `Busy` "
+        "when that is in vain for a minute or until `timeout_s`",
+    )
+    call_share: float = _LIMITS.option(
+        _SHARE,
+        "of these, and of --budget-bytes while others are connected, for one client's user",
+        default=0.5,
+    )
+    max_connections: int = _LIMITS.option(
+        _COUNT,
+        "clients at the same time",
+        default=4000,
+        more=", others wait up to a minute; an idle one costs the server a thread and 50 kB",
+    )
+    slots: int = _LIMITS.option(_COUNT, "calls in flight on one connection", default=32)
+    threads: int = _LIMITS.option(_COUNT, "calls that run at the same time", default=8)
+    builds: int = _LIMITS.option(
+        _COUNT,
+        "compilations at the same time",
+        default=_default_builds,
+        shown="half of the cores",
+    )
+    max_executables: int = _PROGRAMS.option(_COUNT, "executables, whatever their size", default=400)
+    program_bytes: int = _PROGRAMS.option(
+        _SIZE,
+        "of this process",
+        default=_default_budget_bytes,
+        shown="a quarter of the memory",
+        more=", which their programs may take; at least 1G",
+    )
+    device_program_bytes: int | None = _PROGRAMS.option(
+        _SIZE, "of the device", shown="a tenth of it", more=", which they may take"
+    )
+    map_share: float = _PROGRAMS.option(
+        _SHARE,
+        "of vm.max_map_count",
+        default=0.5,
+        more=", which the server may fill; at the end of it a process dies. A large program takes "
+        "150 maps",
+    )
+    memory_share: float = _PROGRAMS.option(
+        _SHARE,
+        "of the memory of machine or device; with more in use, what is idle goes",
+        default=0.92,
+        more=", if a tenth of it is this server's, an eighth each second: arrays that clients may "
+        "send again, and executables that are missed least. Of a container where there is one",
+    )
+    principal_share: float = _PROGRAMS.option(
+        _SHARE,
+        "of all this, what a client's user keeps when others need room; at most an equal part "
+        "for each",
+        default=0.5,
+        more=". Who is alone may use everything",
+    )
+    principal_build_s: float = _PROGRAMS.option(
+        _SECONDS,
+        "of tracing and compiling for one client's user in an hour",
+        default=0.0,
+        shown="no limit",
+        more="; after that new programs are refused (`LimitExceeded`), and those that are ready "
+        "answer",
+    )
+    value_bytes: int | None = _VALUES.option(
+        _SIZE,
+        "of all arrays that stay on the server",
+        shown="half of the device's memory",
+        more="; more is refused with `ValuesFull`",
+    )
+    value_share: float = _VALUES.option(_SHARE, "of that, for one client's user", default=1.0)
+    content_bytes: int | None = _VALUES.option(
+        _SIZE,
+        "of arrays that clients send again and again over a network",
+        shown="an eighth of the device's memory",
+        more=", kept by their content so that they need not be sent again",
+    )
+    idle_timeout_s: float = _LIFETIME.option(
+        _SECONDS, "stop after this long without connections and calls", default=0.0, shown="never"
+    )
+    rest_after_s: float | None = _LIFETIME.option(
+        _SECONDS,
+        "give the device back after this long without a call, and take it again for the next one",
+        shown="never",
+        more="; 600 for a server on a GPU or TPU that a first call started, and with "
+        "`--worker-per-principal`. It is the worker that ends, if it has no arrays of clients; the "
+        "next one has all that is on disk",
+    )
+    max_call_s: float = _LIFETIME.option(
+        _SECONDS,
+        "how long a call may run",
+        default=0.0,
+        shown="as long as it likes",
+        more=". See [calls that nobody waits for](errors.md#calls-that-nobody-waits-for)",
+    )
+    max_build_s: float = _LIFETIME.option(
+        _SECONDS,
+        "how long calls wait for a build once it has begun",
+        default=0.0,
+        shown="as long as it takes",
+    )
+    stop_grace_s: float = _LIFETIME.option(
+        _SECONDS,
+        "what nobody waits for any more, such as a call that was cancelled, may go on this long "
+        "before its process is replaced, if no array is lost by that; 0: for ever",
+        default=30.0,
+    )
+    drain_timeout_s: float = _LIFETIME.option(
+        _SECONDS, "when stopping, kill a worker that runs no call after", default=30.0
+    )
+    recycle_after_s: float = _LIFETIME.option(
+        _SECONDS,
+        "replace the worker when it is this old",
+        default=0.0,
+        shown="never",
+        more=", as `jaxd restart` does",
+    )
+    stuck_after_s: float = _LIFETIME.option(
+        _SECONDS,
+        "say that a worker is stuck when it has not answered for",
+        default=10.0,
+        more="; see [when things break](reliability.md#workers-that-hang)",
+    )
+    recycle_stuck_s: float = _LIFETIME.option(
+        _SECONDS,
+        "kill a worker that has not answered for this long, if nobody else has arrays in it than "
+        "whose call it hangs in",
+        default=0.0,
+        shown="never",
+    )
+    recycle_after_calls: int = _LIFETIME.option(
+        _COUNT, "replace the worker after so many calls", default=0, shown="never"
+    )
+    recycle_above_bytes: int = _LIFETIME.option(
+        _SIZE, "replace the worker when it has this much memory", default=0, shown="never"
+    )
+    standby: bool | None = _LIFETIME.option(
+        _YES_NO,
+        "keep a second process, without a device, that has imported jax and takes over when "
+        "the worker ends; takes about 80 MB",
+        shown="yes",
+        more="; not for a server that a first call started, nor with `--worker-per-principal`",
+    )
+    session_grace_s: float = _LIFETIME.option(
+        _SECONDS, "keep what a client left on the server this long", default=60.0
+    )
+    trace_in: Literal["auto", "worker", "tracer"] = _LIFETIME.option(
+        {"choices": ("auto", "worker", "tracer")},
+        "where functions are traced: in the worker, in a process beside it, or (auto) beside "
+        "it when several clients are connected; on GPU and TPU always in the worker",
+        default="auto",
+        more=". See [decision 11](decisions/0011-who-waits-for-whom.md)",
+    )
+    log_format: Literal["text", "json"] = _LIFETIME.option(
+        {"choices": ("text", "json")},
+        "lines for people or one JSON object a line",
+        default="text",
+    )
+    auto: bool = _LIFETIME.option(_SWITCH, SUPPRESS, default=False)  # started by a first call
 
     def read_token(self) -> str | None:
         """The token that clients on TCP and TLS must prove to hold; None: there is none.
@@ -220,10 +476,7 @@ class ServerOptions:
         Raises:
             TypeError: when `data` holds an option that this version does not know.
         """
-        listen = tuple(Address.parse(text) for text in data["listen"])
-        lists: dict[str, Any] = {
-            name: tuple(data[name]) for name in ("allow_uids", "allow_targets")
+        told: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in data.items()
         }
-        uids = data["worker_uids"]
-        lists["worker_uids"] = None if uids is None else tuple(uids)
-        return cls(**{**data, "listen": listen, **lists})
+        return cls(**told | {"listen": tuple(map(Address.parse, data["listen"]))})

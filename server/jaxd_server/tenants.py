@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.argument_values import SAME_USER
 from jaxd_server.logs import log_event
-from jaxd_server.options import SAME_USER, ServerOptions
+from jaxd_server.options import ServerOptions
 from jaxd_server.store.directory import cache_root, make_trusted
 from jaxd_server.tenant import Tenant, User
 from jaxd_server.user_folders import folders_of, remove_folder

@@ -10,7 +10,8 @@ from typing import Final
 from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import CannotListen, ConfigurationError
-from jaxd_server.options import SAME_USER, ServerOptions
+from jaxd_server.argument_values import SAME_USER
+from jaxd_server.options import ServerOptions
 
 __all__ = ["check_trust"]
 

@@ -12,6 +12,7 @@ import pytest
 
 from jaxd_protocol.addresses import Address
 from jaxd_server.argument_values import (
+    SAME_USER,
     parse_address,
     parse_count,
     parse_folder,
@@ -23,7 +24,6 @@ from jaxd_server.argument_values import (
     parse_user,
     parse_users,
 )
-from jaxd_server.options import SAME_USER
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-import re
+import json
+import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.tokens import default_token_file, write_token_file
 from jaxd_server.arguments import parse_arguments
-from jaxd_server.options import ServerOptions
-from tests.live_server import ROOT
+from jaxd_server.options import ServerOptions, words_of
+from tests.server.option_table import parts_of_the_page, table
 
 
 def test_no_words_mean_the_defaults(runtime: Path) -> None:
@@ -17,15 +19,23 @@ def test_no_words_mean_the_defaults(runtime: Path) -> None:
     assert parse_arguments([]) == ServerOptions()
 
 
-def test_the_page_on_configuration_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the first column of a row."""
+def test_the_page_on_configuration_has_every_option() -> None:
+    """In the words of `--help`."""
+    _, found, _ = parts_of_the_page()
+    assert found == table(), "write it anew: python -m tests.server.option_table"
+
+
+def test_help_has_every_option_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for the one that is not for people; each with its default."""
     with pytest.raises(SystemExit, match="0"):
         parse_arguments(["--help"])
-    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
-    lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()
-    told = [re.findall("`(--[a-z-]+)", line.split(" | ")[0]) for line in lines]
-    assert len(options) > 50
-    assert options - {option for row in told for option in row} == set()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--auto" not in said
+    for words in map(words_of, fields(ServerOptions)):
+        if words.flag != "--auto":
+            assert words.flag in said
+            assert f"{words.group}:" in said
+            assert words.shown in said
 
 
 def test_several_addresses_may_be_opened(runtime: Path) -> None:
@@ -101,3 +111,69 @@ def test_where_functions_are_traced_can_be_said(runtime: Path) -> None:
     assert parse_arguments(["--trace-in", "tracer"]).trace_in == "tracer"
     with pytest.raises(SystemExit):
         parse_arguments(["--trace-in", "elsewhere"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("512M", 512 << 20), ("8GiB", 8 << 30), ("1KB", 1024), ("2T", 2 << 40)],
+)
+def test_sizes_may_have_a_unit(runtime: Path, text: str, size: int) -> None:
+    """Units are powers of 1024, however they are written."""
+    assert parse_arguments(["--max-frame-bytes", text]).max_frame_bytes == size
+
+
+def test_the_room_on_disk_is_a_size(runtime: Path) -> None:
+    """`--disk-bytes` takes what the other sizes take."""
+    assert parse_arguments(["--disk-bytes", "3G"]).disk_bytes == 3 << 30
+
+
+def test_how_many_programs_stay_in_memory_can_be_said(runtime: Path) -> None:
+    """As a number, in bytes here and on the device, and as shares of what the system allows."""
+    words = "--max-executables 7 --program-bytes 2G --device-program-bytes 1M --map-share 0.25"
+    options = parse_arguments([*words.split(), "--principal-share", "1"])
+    assert options == ServerOptions(
+        listen=options.listen,
+        max_executables=7,
+        program_bytes=2 << 30,
+        device_program_bytes=1 << 20,
+        map_share=0.25,
+        principal_share=1.0,
+    )
+
+
+def test_devices_and_their_memory_can_be_said(runtime: Path) -> None:
+    """By default that is left to jax and its variables."""
+    words = "--devices 0,GPU-8f6a --device-memory-fraction 0.4 --no-preallocate"
+    options = parse_arguments(words.split())
+    assert options.devices == "0,GPU-8f6a"
+    assert options.device_memory_fraction == 0.4
+    assert options.preallocate is False
+    assert parse_arguments(["--preallocate"]).preallocate is True
+    assert parse_arguments([]).preallocate is None
+
+
+def test_other_users_can_be_let_in(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By number or name; they travel to the worker."""
+    found = parse_arguments(["--allow-uid", "1000", "--allow-uid", "root"])
+    assert found.allow_uids == (1000, 0)
+    assert ServerOptions.from_json(json.loads(json.dumps(found.to_json()))) == found
+    with pytest.raises(SystemExit):
+        parse_arguments(["--allow-uid", "no-such-user"])
+    assert "no user 'no-such-user'" in capsys.readouterr().err
+
+
+def test_tls_can_be_said(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files are absolute, since the worker may run in another folder."""
+    words = ["--tls-cert", "a.pem", "--tls-key", "a.key", "--advertise", "gpu:443"]
+    found = parse_arguments(["--listen", "tls://0.0.0.0:1", *words])
+    assert found.listen == (Address.tls("0.0.0.0", 1),)
+    assert (found.tls_cert, found.tls_key) == (os.path.abspath("a.pem"), os.path.abspath("a.key"))
+    assert found.advertise == "gpu:443"
+    for wrong in (
+        ["--listen", "ssh://host"],
+        ["--listen", f"tls://h:1#sha256={'0' * 64}"],
+        ["--advertise", "gpu:x"],
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong)
+    assert "an address for clients" in capsys.readouterr().err

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError, LimitExceeded
-from jaxd_server.options import SAME_USER, ServerOptions
+from jaxd_server.argument_values import SAME_USER
+from jaxd_server.options import ServerOptions
 from jaxd_server.tenants import Tenants
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")

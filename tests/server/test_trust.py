@@ -13,7 +13,8 @@ from jaxd_protocol.accounts import add_account
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.tokens import write_token_file
-from jaxd_server.options import SAME_USER, ServerOptions
+from jaxd_server.argument_values import SAME_USER
+from jaxd_server.options import ServerOptions
 from jaxd_server.trust import check_trust
 
 LOOPBACK = (Address.tcp("127.0.0.1", 0),)
