@@ -120,7 +120,7 @@ def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: froz
 
 def _operations(exported: export.Exported) -> list[tuple[str, NativeCall | None]]:
     """Each operation of a program, however deep, without those that are said twice."""
-    from jax._src.interpreters import mlir
+    from jax.interpreters import mlir
 
     with mlir.make_ir_context() as context:
         context.allow_unregistered_dialects = False

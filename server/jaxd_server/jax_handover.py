@@ -132,7 +132,7 @@ def _bytecode(lowering: Any) -> bytes:
 
 
 def _parsed(bytecode: bytes) -> ir.Module:
-    from jax._src.interpreters import mlir
+    from jax.interpreters import mlir
 
     with mlir.make_ir_context():
         return ir.Module.parse(bytecode)

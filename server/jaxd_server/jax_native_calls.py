@@ -145,7 +145,7 @@ def _written(
     asked: Question, operands: tuple[jax.ShapeDtypeStruct, ...], platform: str
 ) -> frozenset[NativeCall]:
     """The calls that jax writes for this; none when it refuses operands like these."""
-    from jax._src.interpreters import mlir
+    from jax.interpreters import mlir
 
     try:
         with jax.enable_x64(True):

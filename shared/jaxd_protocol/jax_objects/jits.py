@@ -1,7 +1,7 @@
 """`jax.jit` objects: the options they were made with, and how to make them again.
 
 Private to jax: the attributes `_fun` and `_jit_info` of a jitted function, and the fields of the
-latter.
+latter. `__wrapped__` is no substitute for `_fun`: `functools.wraps(g)(jax.jit(f))` makes it `g`.
 """
 
 from __future__ import annotations

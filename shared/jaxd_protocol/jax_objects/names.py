@@ -1,8 +1,8 @@
-"""Where things are in jax: every private name of jax that the walk and the packing rely on.
+"""Where the types of jax are that the walk and the packing know, most of them by public names.
 
 Nothing here imports jax. An object of a jax type can only exist where jax is loaded, so its
-modules are looked up among those that are; tests/shared/test_jax_objects.py notices when a name
-has moved.
+modules are looked up among those that are; tests/shared/jax_objects/test_names.py notices when a
+name has moved.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from typing import Any
 __all__ = ["JAX_TYPES", "attribute", "is_of_jax", "kind_of"]
 
 JAX_TYPES: dict[str, tuple[str, str]] = {
-    "jit": ("jaxlib._jax", "PjitFunction"),
-    "custom_jvp": ("jax._src.custom_derivatives", "custom_jvp"),
-    "custom_vjp": ("jax._src.custom_derivatives", "custom_vjp"),
-    "custom_vmap": ("jax._src.custom_batching", "custom_vmap"),
-    "ufunc": ("jax._src.numpy.ufunc_api", "ufunc"),
+    "custom_jvp": ("jax", "custom_jvp"),
+    "custom_vjp": ("jax", "custom_vjp"),
+    "custom_vmap": ("jax.custom_batching", "custom_vmap"),
+    "ufunc": ("jax.numpy", "ufunc"),
+    "tree structure": ("jax.tree_util", "PyTreeDef"),
+    "device": ("jax", "Device"),
+    "mesh": ("jax.sharding", "Mesh"),
+    "abstract mesh": ("jax.sharding", "AbstractMesh"),
+    "named sharding": ("jax.sharding", "NamedSharding"),
+    "single device sharding": ("jax.sharding", "SingleDeviceSharding"),
+    "partition spec": ("jax.sharding", "PartitionSpec"),
+    "shape": ("jax", "ShapeDtypeStruct"),
+    "abstract array": ("jax.core", "ShapedArray"),
+    "exported": ("jax.export", "Exported"),
+    "partial": ("jax.tree_util", "Partial"),
+    "lowered": ("jax.stages", "Lowered"),
+    "compiled": ("jax.stages", "Compiled"),
+    "tracer": ("jax.core", "Tracer"),
+    # Public in `jax.extend`, which `import jax` does not load.
     "primitive": ("jax._src.core", "Primitive"),
-    "tree structure": ("jaxlib._jax.pytree", "PyTreeDef"),
-    "tree registry": ("jaxlib._jax.pytree", "PyTreeRegistry"),
-    "device": ("jaxlib._jax", "Device"),
-    "mesh": ("jax._src.mesh", "Mesh"),
-    "abstract mesh": ("jax._src.mesh", "AbstractMesh"),
-    "named sharding": ("jax._src.named_sharding", "NamedSharding"),
-    "single device sharding": ("jax._src.sharding_impls", "SingleDeviceSharding"),
-    "partition spec": ("jax._src.partition_spec", "PartitionSpec"),
-    "shape": ("jax._src.api", "ShapeDtypeStruct"),
-    "abstract array": ("jax._src.core", "ShapedArray"),
-    "exported": ("jax._src.export._export", "Exported"),
-    "random implementation": ("jax._src.random.prng", "PRNGImpl"),
-    "key type": ("jax._src.random.prng", "KeyTy"),
-    "partial": ("jax._src.tree_util", "Partial"),
-    "traceback": ("jaxlib._jax", "Traceback"),
     "closed jaxpr": ("jax._src.core", "ClosedJaxpr"),
     "jaxpr": ("jax._src.core", "Jaxpr"),
+    "random implementation": ("jax._src.random.prng", "PRNGImpl"),
+    # Without a public name.
+    "jit": ("jaxlib._jax", "PjitFunction"),
+    "tree registry": ("jaxlib._jax.pytree", "PyTreeRegistry"),
+    "key type": ("jax._src.random.prng", "KeyTy"),
+    "traceback": ("jaxlib._jax", "Traceback"),
     "automatic layout": ("jax._src.layout", "AutoLayoutSingleton"),
     "literal array": ("jax._src.literals", "TypedNdArray"),
     "cache": ("jaxlib.weakref_lru_cache", "WeakrefLRUCache"),
-    "lowered": ("jax._src.stages", "Lowered"),
-    "compiled": ("jax._src.stages", "Compiled"),
-    "tracer": ("jax._src.core", "Tracer"),
 }
-"""What we call a type of jax, with the module that defines it and its name there."""
+"""What we call a type of jax, with its name in a module that is loaded where jax is."""
 
 _LIBRARY = frozenset({"jax", "jaxlib"})
 _kinds: dict[type, str | None] = {}

@@ -109,7 +109,7 @@ def _literal_array(value: Any) -> Any:
 
 def _automatic_layout(_: Any) -> Any:
     # jax knows it by identity, and pickles a copy.
-    return find_object, ("jax._src.layout", "AutoLayout")
+    return find_object, ("jax.experimental.layout", "Layout.AUTO")
 
 
 def _nothing(_: Any) -> Any:

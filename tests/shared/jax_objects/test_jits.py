@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -43,3 +44,10 @@ def test_static_arguments_are_static_again() -> None:
 
     jit_again(look, jit_options(jax.jit(look, static_argnames="n")))(1.0, n=3)
     assert seen == [3]
+
+
+def test_the_function_is_the_one_that_is_compiled() -> None:
+    """Not the one that somebody has said it stands for, as decorators do."""
+    compiled = functools.partial(product, n=2)
+    jitted: Any = functools.wraps(product)(jax.jit(compiled))
+    assert jit_parts(jitted)["fun"] is compiled

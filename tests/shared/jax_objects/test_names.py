@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -21,6 +23,15 @@ def _info() -> Any:
 def test_a_type_of_jax_is_where_the_table_says(kind: str) -> None:
     """A name that has moved in a new jax fails here, with the name."""
     assert isinstance(attribute(*JAX_TYPES[kind]), type), JAX_TYPES[kind]
+
+
+def test_import_jax_loads_every_module_of_the_table() -> None:
+    """A module that is loaded later would leave the kind of an object that is there unknown."""
+    modules = sorted({module for module, _ in JAX_TYPES.values()})
+    code = f"import jax, sys\nprint(*(name for name in {modules!r} if name not in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Extension modules are attributes of others.
+    assert set(done.stdout.split()) <= {"jaxlib._jax.pytree"}
 
 
 def test_what_jit_tells_about_itself_has_the_fields_that_are_read() -> None:
