@@ -18,7 +18,7 @@ import jaxd_protocol.packing  # noqa: F401  else the first packing would pay for
 from benchmarks.answering import answer_requests, median_seconds
 from jaxd.identity import Identities, Identity
 from jaxd.jax_side import current_config
-from jaxd_protocol.calls import Options, fingerprint_of
+from jaxd_protocol.jit_options import Options, fingerprint_of
 
 Function = Callable[..., Any]
 

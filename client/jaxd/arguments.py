@@ -19,9 +19,9 @@ from jaxd.undeclared import (
 )
 from jaxd_protocol.elsewhere import Row
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.numbers import plain_number
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import TreeEncoder, dump_literal, is_literal
+from jaxd_protocol.trees.literals import plain_number
 from jaxd_protocol.trees.reader import COUNT
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 
 from jaxd.control_client import ask
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import server_runs
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
-from jaxd_protocol.paths import LocalServerFiles, private_directory
+from jaxd_protocol.local_server import LocalServerFiles, private_directory, server_runs
 
 __all__ = ["SERVER_COMMAND", "start_background"]
 

@@ -6,7 +6,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from jaxd_protocol.compression import deflate
+from jaxd_protocol.buffers import deflate
 
 if TYPE_CHECKING:
     from jaxd.worth import Worth

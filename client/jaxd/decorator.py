@@ -19,13 +19,12 @@ from jaxd.jit_options import (
     packed_shardings,
     positions_of,
 )
-from jaxd.option_values import Ship, StaticRule
 from jaxd.persistent_function import PersistentFunction
 from jaxd.results import ResultsAs
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit_options import Options, Ship, StaticRule
 
 __all__ = ["CallOptions", "persistent_call"]
 

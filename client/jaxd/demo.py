@@ -170,7 +170,7 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
     from tempfile import TemporaryDirectory
 
     from jaxd import connect
-    from jaxd_protocol.paths import private_directory, runtime_dir
+    from jaxd_protocol.local_server import private_directory, runtime_dir
 
     missing = [name for name in ("jax", "sklearn") if find_spec(name) is None]
     if missing:
@@ -202,7 +202,7 @@ def _server(directory: str) -> Iterator[str]:
     from jaxd.background import SERVER_COMMAND
     from jaxd.control_client import ask
     from jaxd_protocol.addresses import Address
-    from jaxd_protocol.paths import LocalServerFiles
+    from jaxd_protocol.local_server import LocalServerFiles
 
     files = LocalServerFiles(directory)
     address, cache = str(Address.unix(files.socket)), os.path.join(directory, "cache")

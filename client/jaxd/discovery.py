@@ -10,7 +10,7 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 if TYPE_CHECKING:
-    from jaxd_protocol.paths import LocalServerFiles
+    from jaxd_protocol.local_server import LocalServerFiles
 
 __all__ = ["find_server", "has_server_extra", "require_server_extra"]
 
@@ -29,8 +29,11 @@ def find_server(settings: Settings) -> Address:
     """
     if settings.server is not None:
         return settings.server
-    from jaxd_protocol.control import server_runs  # where no server was named
-    from jaxd_protocol.paths import LocalServerFiles, prove_private
+    from jaxd_protocol.local_server import (  # where no server was named
+        LocalServerFiles,
+        prove_private,
+        server_runs,
+    )
 
     files = LocalServerFiles.of_this_environment()
     if os.path.lexists(files.directory):

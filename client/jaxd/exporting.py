@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from jaxd.results import Home, ResultReader, ResultsAs
-from jaxd_protocol.calls import Options, fingerprint_of, function_key
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options, fingerprint_of, function_key
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import parse_leaves
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.forking import forget_after_fork
 from jaxd.jax_side import refuse_settings_that_stay
-from jaxd.option_values import Ship
 from jaxd.own_objects import OwnObjects
 from jaxd.redecoration import redecorations
 from jaxd.results import ResultReader
 from jaxd.upgrades import upgrades
-from jaxd_protocol.calls import Options, function_key, normal_config
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
+from jaxd_protocol.jit_options import Options, Ship, function_key, normal_config
 from jaxd_protocol.statics import Statics, statics_of
 from jaxd_protocol.trees.references import mark_of
 
@@ -86,7 +85,7 @@ class Identity:
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         from jaxd_protocol.fingerprint import Listed, walk  # only a first call needs them
-        from jaxd_protocol.meanings import Meaning
+        from jaxd_protocol.function_manifest import Meaning
 
         self.callbacks = callbacks
         self.installed = installed

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxd.arrays_here import PRNGKeys
 from jaxd.remote_devices import Device
 from jaxd.results import ResultsAs
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.jax_objects.static_leaves import close_arguments, opening
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics, statics_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.errors import ConfigurationError, TracerError
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.trees import TreeEncoder
 
 __all__ = [

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.option_values import Ship, StaticRule
 from jaxd.results import ResultsAs
-from jaxd_protocol.calls import CONFIG_DEFAULTS, Options, normal_config
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, Options, Ship, StaticRule, normal_config
 
 if TYPE_CHECKING:
     from inspect import Signature

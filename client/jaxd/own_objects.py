@@ -386,7 +386,7 @@ def _default(reference: Reference, holder: type, field: str) -> Any:
     """The default of the attribute that the reference is, of the class that it is part of."""
     if reference.detail != (holder.__module__, holder.__qualname__, field):
         return _missing
-    from jaxd_protocol.trees.objects import default_of
+    from jaxd_protocol.trees.reader import default_of
 
     return default_of(holder, field, _missing)
 

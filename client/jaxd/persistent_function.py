@@ -14,8 +14,8 @@ from jaxd.caller import Caller
 from jaxd.class_methods import refuse_lost_class
 from jaxd.persistent_method import PersistentMethod
 from jaxd.transformable import ByName
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import TracerError
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.nested import PlainInside
 
 if TYPE_CHECKING:

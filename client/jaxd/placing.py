@@ -13,9 +13,9 @@ from jaxd.remote_array import RemoteArray
 from jaxd.remote_values import RemoteValues
 from jaxd.results import ResultReader
 from jaxd.user_trees import leaves_of, map_leaves
-from jaxd_protocol.calls import normal_config
 from jaxd_protocol.elsewhere import first_id, new_number, pack_ids
 from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
+from jaxd_protocol.jit_options import normal_config
 from jaxd_protocol.trees import TreeEncoder
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def _only_socket() -> str:
 
 
 def _folders() -> list[str]:
-    """Where `jaxd start` may have put its sockets; see `jaxd_protocol.paths`."""
+    """Where `jaxd start` may have put its sockets; see `jaxd_protocol.local_server`."""
     uid = os.getuid()
     bases = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run/user/%d" % uid]  # noqa: UP031
     last = "/tmp/jaxd-%d" % uid  # noqa: S108, UP031  looked into only where it is ours alone

@@ -17,8 +17,8 @@ from jaxd.jax_side import loaded_jax
 from jaxd.lazy import LazyArray
 from jaxd.traced_call import CallOutline, TracedCall
 from jaxd.warming import encode_warming, form_of
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ResultError, TracerError
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.trees import Layout
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jaxd.identity import Spec
 from jaxd.jax_primitive import Aval
 from jaxd.jax_side import loaded_jax
 from jaxd.kept_error import keep_error
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.transformations import Transformation, shown_name, transformation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics, statics_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def derived(
     Raises:
         ConfigurationError: when an option has no place in a key.
     """
-    from jaxd_protocol.descriptions import parameter_names  # few programs transform by name
+    from jaxd_protocol.function_manifest import parameter_names
     from jaxd_protocol.transformations import transformed, untransformed
     from jaxd_protocol.transformations.spelling import behind_on_instance
 

@@ -11,11 +11,11 @@ from jaxd.caller import Caller
 from jaxd.encoded import Encoded
 from jaxd.results import ResultReader
 from jaxd.specs import encode_specs
-from jaxd_protocol.calls import FAILED, WARM, Options
-from jaxd_protocol.descriptions import Description
+from jaxd_protocol.calls import FAILED, WARM
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.failures import rebuild_failure
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Description, Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.recipes import Recipe, RecordedCall, load_recipes
 from jaxd_protocol.transformations import shown_name
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.control import server_runs
-from jaxd_protocol.descriptions import Description, parameter_names
 from jaxd_protocol.differences import Difference
 from jaxd_protocol.errors import NoServer
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.function_manifest import Description, parameter_names
+from jaxd_protocol.jit_options import Options
+from jaxd_protocol.local_server import LocalServerFiles, server_runs
 from jaxd_protocol.transformations import shown_name
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from jaxd_protocol.keepsakes import promise
 from jaxd_protocol.trees import parse_skeleton
 from jaxd_protocol.trees.leaves import dtype_of
-from jaxd_protocol.trees.objects import default_of
+from jaxd_protocol.trees.reader import default_of
 from jaxd_protocol.trees.references import Reference, load_reference, with_tokens
 from jaxd_server.homes import homes
 from jaxd_server.result_forms import ResultForm

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import Form
 from jaxd_protocol.trees.leaves import itemsize_of
 from jaxd_server.ledger import Record

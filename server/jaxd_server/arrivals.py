@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jaxd_protocol.calls import fingerprint_of
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import Entry, Part, Walked, walk
 from jaxd_protocol.fingerprint.facts import Targets
 from jaxd_protocol.fingerprint.there import There
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import fingerprint_of
 from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.table import ClassId, server_table
 from jaxd_server.captured import Captured

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.wire import Frame, Value
 from jaxd_server.aims import Aim
 from jaxd_server.callback_messages import pack_callback, read_callback

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jaxd_protocol.buffers import inflate
 from jaxd_protocol.calls import OK
-from jaxd_protocol.compression import inflate
 from jaxd_protocol.elsewhere import ABSENT, PACKED, Row, Stay, leaves_of_kinds, unpack_rows
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.trees import Layout, Placement

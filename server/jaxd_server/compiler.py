@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError
+from jaxd_protocol.jit_options import Options
 from jaxd_server import jax_programs
 from jaxd_server.captured import NOTHING, Captured
 from jaxd_server.interrupting import run_interruptibly

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jaxd_protocol.descriptions import Description
+from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import argument_forms
 from jaxd_server.acquaintances import Acquaintances
 from jaxd_server.advice import Advice, Advised, advice_for

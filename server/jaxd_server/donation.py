@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.trees import Layout
 from jaxd_server.marshal import leaves_of
 

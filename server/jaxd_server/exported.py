@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, Options, fingerprint_of
 from jaxd_protocol.errors import NotPermitted, ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, Options, fingerprint_of
 from jaxd_server.arrivals import Arrival
 from jaxd_server.function import Described
 from jaxd_server.jax_exported import open_program

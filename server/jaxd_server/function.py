@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxd_protocol.calls import Options, function_key
+from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.jax_objects.nnx_updates import refusing_lost_updates
 from jaxd_protocol.jax_objects.static_leaves import opening
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.transformations import shown_name, transformed
 from jaxd_server.aims import noting_arguments

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from jaxd_protocol.calls import function_key
-from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning, parameter_names
+from jaxd_protocol.jit_options import function_key
 from jaxd_protocol.statics import statics_of
 from jaxd_server.arrivals import Arrival, receive
 from jaxd_server.function import Described, Function

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxd_protocol import __version__
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import control_path
+from jaxd_protocol.local_server import control_path
 from jaxd_server.control import answering
 from jaxd_server.crew import Crew
 from jaxd_server.invitation import invitations

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxd_protocol.argument_differences import argument_differences
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import Argument, argument_forms
 from jaxd_server.advice import advice_for
 from jaxd_server.decisions import Decisions

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jax
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_server.jax_private import setting
 
 __all__ = ["CONTEXTS", "Config", "begin_with_defaults", "configured", "pinned", "restore_defaults"]
@@ -25,7 +25,7 @@ CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
     "jax_debug_nans": jax.debug_nans,
     "jax_debug_infs": jax.debug_infs,
 }
-"""jax's own context managers for the settings in `jaxd_protocol.calls.CONFIG_DEFAULTS`."""
+"""jax's own context managers for the settings in `jaxd_protocol.jit_options.CONFIG_DEFAULTS`."""
 
 
 def begin_with_defaults() -> None:

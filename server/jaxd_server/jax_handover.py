@@ -18,7 +18,7 @@ import jax
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_lowered import Obstacle, program_id
 
 __all__ = [

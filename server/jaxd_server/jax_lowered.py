@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxlib.mlir import ir
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 
 __all__ = [
     "Obstacle",

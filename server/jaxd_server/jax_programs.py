@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_lowered import (
     Obstacle,
     OutLeaf,

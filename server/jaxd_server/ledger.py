@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from jaxd_protocol.descriptions import Description
+from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import Argument, argument_forms
 from jaxd_server.acquaintances import Sight
 from jaxd_server.executable import Executable

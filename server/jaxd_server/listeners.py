@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import somebody_answers
 from jaxd_protocol.errors import CannotListen, ConfigurationError
-from jaxd_protocol.paths import private_directory
+from jaxd_protocol.local_server import private_directory, somebody_answers
 
 __all__ = ["Listener", "check_length", "listening_on"]
 

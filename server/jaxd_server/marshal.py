@@ -22,8 +22,7 @@ from jaxd_protocol.trees import (
     parse_skeleton,
     read_scalar,
 )
-from jaxd_protocol.trees.leaves import NOWHERE, dtype_of
-from jaxd_protocol.trees.numpy_leaves import numpy_leaf
+from jaxd_protocol.trees.leaves import NOWHERE, dtype_of, numpy_leaf
 from jaxd_server.jax_private import key_array, weak_array
 
 __all__ = [

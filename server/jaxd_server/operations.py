@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from jaxd_protocol.calls import FAILED, function_key
+from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.jit_options import function_key
 from jaxd_protocol.recipes import dump_recipes
 from jaxd_server.inquiry import answer_inquiry
 from jaxd_server.inventory import inventory

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.accounts import default_token_dir
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles
 from jaxd_protocol.tokens import checked_token, read_token_file
 from jaxd_server.argument_values import (
     parse_address,

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Final
 
 from jaxd_protocol.argument_differences import argument_differences
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.differences import (
     Difference,
     in_one_line,
@@ -16,6 +15,7 @@ from jaxd_protocol.differences import (
     part_differences,
     similarity,
 )
+from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import Argument
 from jaxd_server.ledger import Built, Ledger, LedgerView, Record
 

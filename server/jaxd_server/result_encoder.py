@@ -11,8 +11,7 @@ from jaxd_protocol.errors import ResultError
 from jaxd_protocol.keepsakes import keep
 from jaxd_protocol.trees import TreeEncoder, dump_literal
 from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_protocol.trees.objects import default_of
-from jaxd_protocol.trees.reader import COUNT
+from jaxd_protocol.trees.reader import COUNT, default_of
 from jaxd_protocol.trees.references import Reference
 from jaxd_server.homes import homes
 from jaxd_server.jax_private import key_spec

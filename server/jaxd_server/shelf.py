@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics
 from jaxd_server import jax_programs
 from jaxd_server.environments import Environments

@@ -16,9 +16,10 @@ import rpyc
 from rpyc.core import brine, consts
 from rpyc.core.protocol import Connection
 
-from jaxd_protocol.calls import FAILED, OK, Options, fingerprint_of, function_key
+from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.jit_options import Options, fingerprint_of, function_key
 from jaxd_protocol.packing.stock import dumps
 from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.wire import BulkChannel

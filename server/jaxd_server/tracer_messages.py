@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.failures import Failure
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.packages import Package
 from jaxd_protocol.trees import Layout, Placement, read_scalar
 from jaxd_server.function import Described

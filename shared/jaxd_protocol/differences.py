@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, Options
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, Options
 from jaxd_protocol.transformations import shown
 
 if TYPE_CHECKING:

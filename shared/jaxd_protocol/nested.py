@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["BoundFunction", "JitOptions", "PlainInside"]
 
 JitOptions = tuple[tuple[str, Any], ...]
-"""Name and value of each option of `jaxd_protocol.calls.Options` that is not the default."""
+"""Name and value of each option of `jaxd_protocol.jit_options.Options` that is not the default."""
 
 
 class PlainInside:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 
 __all__ = ["NO_STATICS", "Statics", "statics_of"]
 

@@ -21,7 +21,7 @@ from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import parse_skeleton, read_scalar
-from jaxd_protocol.trees.numpy_leaves import numpy_leaf
+from jaxd_protocol.trees.leaves import numpy_leaf
 
 STRICT = Statics(strict=True)
 

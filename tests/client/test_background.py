@@ -15,9 +15,8 @@ import pytest
 from jaxd import background
 from jaxd.background import start_background
 from jaxd.control_client import ask, stop_and_wait
-from jaxd_protocol.control import somebody_answers
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
-from jaxd_protocol.paths import LocalServerFiles, private_directory
+from jaxd_protocol.local_server import LocalServerFiles, private_directory, somebody_answers
 from tests.server.host_process import FAKE_HOST
 
 FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
@@ -66,7 +65,7 @@ def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> No
     program = f"""
 from jaxd.background import start_background
 from jaxd.control_client import ask
-from jaxd_protocol.paths import LocalServerFiles, private_directory
+from jaxd_protocol.local_server import LocalServerFiles, private_directory
 files = LocalServerFiles.of_this_environment()
 start_background(files, server_command={FAKE_SERVER!r})
 print(ask(files.control, {{"ask": "status"}})["host"]["pid"])

@@ -11,9 +11,9 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.building import Done, build_all, check_all
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import Cancelled
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.recipes import Recipe, RecordedCall
 from tests.client.fake_server import Asked, FakeServer, failed, warmed
 

@@ -16,8 +16,8 @@ from jaxd.caller import Caller, default_caller
 from jaxd.identity import Identity, Spec
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jit_options import Options
 from tests.hostile.exchanges import Exchange, Step
 from tests.hostile.server import HostileServer
 from tests.live_server import LiveServer

@@ -6,7 +6,7 @@ import pytest
 
 from jaxd.compression import SMALLEST_BYTES, Compression
 from jaxd.worth import Worth
-from jaxd_protocol.compression import inflate
+from jaxd_protocol.buffers import inflate
 
 ZEROS = memoryview(bytes(1 << 20))
 NOISE = memoryview(os.urandom(1 << 20))

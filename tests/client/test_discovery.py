@@ -14,7 +14,7 @@ from jaxd.discovery import find_server
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError, NoServer
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles
 from tests.server.host_process import HostProcess
 
 

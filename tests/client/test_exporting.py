@@ -12,8 +12,8 @@ import pytest
 
 from jaxd.exporting import exported_call
 from jaxd.identity import Identity, Spec
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ArgumentError, NotPermitted
+from jaxd_protocol.jit_options import Options
 
 pytest.importorskip("flatbuffers")
 

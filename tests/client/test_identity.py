@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxd.identity import Identity, Spec
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.packing import unpack_function
 
 

@@ -12,9 +12,9 @@ import pytest
 from jaxd.identity import Identities, Spec
 from jaxd.upgrades import upgrades
 from jaxd_protocol import fingerprint
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.jit_options import Options
 from tests.server.staging import at_once
 from tests.shared.fingerprint.defining import function
 

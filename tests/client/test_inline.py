@@ -12,8 +12,8 @@ import pytest
 import jaxd
 from jaxd import Client, PRNGKeys, persistent_call
 from jaxd.inline import devices_here, inline_function, warm_inline
-from jaxd_protocol.calls import CONFIG_DEFAULTS, Options
 from jaxd_protocol.errors import NoServer
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, Options
 
 
 def test_it_takes_the_same_options() -> None:

@@ -22,8 +22,8 @@ from jaxd.jax_side import (
     to_jax,
     to_jax_keys,
 )
-from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.errors import ConfigurationError, TracerError
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.trees import TreeEncoder
 from tests.ids import stable_id
 

@@ -21,7 +21,7 @@ from jaxd.jit_options import (
     packed_shardings,
     positions_of,
 )
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 
 
 def plain(x: Any, n: int, flag: bool = True) -> Any:

@@ -10,8 +10,8 @@ import pytest
 
 from jaxd import persistent_call
 from jaxd.jit_options import check_option_values
-from jaxd_protocol.calls import CONFIG_DEFAULTS
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS
 
 CLIENT = SimpleNamespace(caller=None)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from jaxd import relay
-from jaxd_protocol.paths import runtime_dir
+from jaxd_protocol.local_server import runtime_dir
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from jaxd.identity import Identity, Spec
 from jaxd.jax_primitive import Aval
 from jaxd.kept_error import last_error
 from jaxd.traced_call import CallOutline, TracedCall
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.transformations import options_of
 
 X = np.ones(3, "f4")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxd.transformable import derived
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.transformations import options_of
 
 STATIC = Options(static_argnums=(1,), donate_argnums=(0,), extra_key="k", keep_unused=True)

@@ -13,10 +13,10 @@ import pytest
 
 from jaxd import Client, connect, persistent_call
 from jaxd.warming import Recorded, Warmed, recipes_since, start_of_recipes, warm
-from jaxd_protocol.calls import MAY_REPEAT, STRICT, WARM, Options
-from jaxd_protocol.descriptions import Description
+from jaxd_protocol.calls import MAY_REPEAT, STRICT, WARM
 from jaxd_protocol.errors import ConnectionLost, NoServer, ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Description, Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.recipes import Recipe, RecordedCall, dump_recipes
 from jaxd_protocol.trees import parse_skeleton
 from tests.client.fake_server import Asked, FakeServer, failed, warmed

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.control_client import ask, stop_and_wait
-from jaxd_protocol.paths import LocalServerFiles, private_directory
+from jaxd_protocol.local_server import LocalServerFiles, private_directory
 from tests.end_to_end.gates import advice
 from tests.end_to_end.terminals import OnTerminal
 from tests.live_server import source_environment

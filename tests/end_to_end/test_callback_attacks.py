@@ -18,7 +18,7 @@ import pytest
 
 from jaxd import Client, errors
 from jaxd_protocol.calls import FAILED
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_protocol.trees.reader import COUNT

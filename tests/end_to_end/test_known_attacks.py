@@ -31,8 +31,8 @@ from rpyc.utils.factory import unix_connect
 from jaxd import Client, connect, errors, politeness
 from jaxd.compression import Compression
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.buffers import deflate
 from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.compression import deflate
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.handshake import UNIX, greet_server
 from tests.client.fake_server import Asked, FakeServer

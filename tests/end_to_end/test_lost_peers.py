@@ -18,8 +18,8 @@ import pytest
 from jaxd import Client, connect, errors
 from jaxd.identity import Identity, Spec
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import Options
 from jaxd_protocol.handshake import UNIX, greet_server
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.wire.connection import encode_request
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.live_server import LiveServer

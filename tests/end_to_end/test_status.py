@@ -15,7 +15,7 @@ import pytest
 from jaxd import Client, connect, errors
 from jaxd.control_client import ask
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import control_path
+from jaxd_protocol.local_server import control_path
 from tests.end_to_end.gates import Gate, stop_at, stop_when_run
 from tests.live_server import LiveServer
 

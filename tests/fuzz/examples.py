@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
 from tests.shared.trees import samples
 
 __all__ = ["MEANING", "RESULT", "SKELETON"]

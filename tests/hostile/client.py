@@ -21,11 +21,11 @@ from jaxd.connecting import open_connection
 from jaxd.settings import Settings
 from jaxd.transport import ClientConnection
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import Options, fingerprint_of, function_key
 from jaxd_protocol.elsewhere import Row, Stay, pack_ids, pack_rows
 from jaxd_protocol.errors import DeadlineExceeded, JaxdError
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options, fingerprint_of, function_key
 from jaxd_protocol.trees import dump_literal
 from tests.hostile.generation import Generator
 

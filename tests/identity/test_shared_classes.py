@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.packing import pack_function, unpack_function
 
 

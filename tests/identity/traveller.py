@@ -38,7 +38,7 @@ def pack(job: dict[str, Any]) -> dict[str, Any]:
 def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.meanings import Meaning
+    from jaxd_protocol.function_manifest import Meaning
     from jaxd_protocol.packing import pack_function
 
     try:
@@ -58,7 +58,7 @@ def receive(packed: dict[str, Any]) -> dict[str, str]:
 
 def _received(name: str, packed: Any) -> str:
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.meanings import Meaning
+    from jaxd_protocol.function_manifest import Meaning
     from jaxd_protocol.packing import unpack_function
 
     if isinstance(packed, str):

@@ -7,9 +7,9 @@ import weakref
 from typing import Any
 
 from jaxd.arguments import encode_arguments
-from jaxd_protocol.calls import Options, function_key
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.function_manifest import Description
+from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.ledger import Built

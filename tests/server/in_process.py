@@ -17,12 +17,12 @@ from jaxd import Client, connect
 from jaxd.arguments import encode_arguments
 from jaxd.results import ResultReader, ResultsAs
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import FAILED, MAY_REPEAT, Options, function_key
-from jaxd_protocol.descriptions import parameter_names
+from jaxd_protocol.calls import FAILED, MAY_REPEAT
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.function_manifest import Meaning, parameter_names
 from jaxd_protocol.handshake import UNIX, greet_server
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.packing import Packed, pack_function
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxd_protocol.calls import OK, Options
+from jaxd_protocol.calls import OK
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.transformations import transformation
 from jaxd_server.jax_private import weak_array
 from tests.server.costs import COUNTERS, counts

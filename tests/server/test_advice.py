@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.function_manifest import Description
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics
 from jaxd_server.advice import Advice, Advised, advice_for
 from jaxd_server.ledger import Ledger

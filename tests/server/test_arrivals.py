@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import cloudpickle
 import pytest
 
-from jaxd_protocol.calls import fingerprint_of
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import fingerprint_of
 from jaxd_protocol.packing import pack_function
 from jaxd_protocol.trees.references import mark_of
 from jaxd_server import arrivals

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.compression import deflate
+from jaxd_protocol.buffers import deflate
 from jaxd_protocol.elsewhere import BLOCK, KEPT, PACKED, VALUE, Row, pack_rows
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError
 from jaxd_server.call import Call, deliver_home

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConfigurationError, InternalError, ResultError
+from jaxd_protocol.jit_options import Options
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Executable
 from jaxd_server.jax_private import live_executables, weak_array

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
 from jaxd_server import decisions as module
 from jaxd_server.decisions import Decisions, describe
 from jaxd_server.function import Described, Function

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import parameter_names
+from jaxd_protocol.function_manifest import parameter_names
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import statics_of
 from jaxd_server.donation import donated_leaves
 from jaxd_server.marshal import parse_arguments

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.jit_options import Options
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.function import Function

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, Options, fingerprint_of
 from jaxd_protocol.errors import NotPermitted, ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, Options, fingerprint_of
 from jaxd_server.exported import XLA_OPTIONS, receive_exported, require_harmless
 from jaxd_server.function import Described
 

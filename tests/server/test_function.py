@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.calls import Options, function_key
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.transformations import transformation
 from jaxd_server.arrivals import Arrival
 from jaxd_server.function import Described, Function

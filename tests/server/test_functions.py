@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.transformations import transformation
 from jaxd_server.function import Described, Function
 from jaxd_server.functions import FunctionReplaced, Functions

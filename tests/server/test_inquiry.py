@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import Description
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.function_manifest import Description
+from jaxd_protocol.jit_options import Options
 from jaxd_server import inquiry, jax_programs
 from jaxd_server.decisions import describe
 from jaxd_server.inquiry import answer_inquiry

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.inventory import arguments_text, inventory
 from jaxd_server.sessions import Session
 from tests.server.in_process import Kitchen, Source, encode

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_server.jax_config import CONTEXTS, configured, pinned, restore_defaults
 from tests.server.staging import join, start
 

@@ -14,7 +14,7 @@ import pytest
 from jax._src.random import prng
 from jax.experimental.buffer_callback import buffer_callback
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_lowered import (
     OutLeaf,
     device_ids,
@@ -68,7 +68,7 @@ def test_another_process_gives_the_same_name() -> None:
     """What is on disk is found after a restart."""
     program = (
         "import jax, numpy as np\n"
-        "from jaxd_protocol.calls import Options\n"
+        "from jaxd_protocol.jit_options import Options\n"
         "from jaxd_server.jax_lowered import note_own, program_id\n"
         "note_own()\n"
         "ones = np.ones((3, 3), np.float32)\n"

@@ -206,7 +206,7 @@ def test_a_function_with_callbacks_runs_flat_but_is_not_kept() -> None:
 
 CONSTANTS = """
 import jax, jax.numpy as jnp, numpy as np
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_programs import NotKept, compile_flat, prepare, program_id, serialize
 assert prepare() == ()
 constant, ones = jnp.arange(1000.0), np.ones(1000, np.float32)  # small ones are in the module
@@ -289,7 +289,7 @@ def test_a_program_that_calls_lapack_works_in_a_fresh_process(tmp_path: Path) ->
 
 ON_TWO_DEVICES = """
 import jax, numpy as np
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_programs import compile_flat, device_ids, load, prepare, program_id, serialize
 assert prepare() == ()
 ones, names = np.ones(4, np.float32), set()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.trees.literals import load_literal
 from jaxd_server.function import Function

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from tests.fake_packages import FakeSite
 from tests.server.costs import COUNTERS, LOADED, SHARED, counts, double
 from tests.server.in_process import Kitchen, Source

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from tests.server.in_process import Kitchen, Source
 from tests.server.test_pipeline import double, failure
 

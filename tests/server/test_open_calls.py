@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxd import politeness
-from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
+from jaxd_protocol.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_server.call import Call
 from jaxd_server.open_calls import OpenCall, OpenCalls, Terms, in_lane, in_phase
 from jaxd_server.replies import Reply

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import jaxd_server.operations
-from jaxd_protocol.calls import FAILED, function_key
+from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining, WorkerLost
 from jaxd_protocol.failures import rebuild_failure
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import function_key
 from jaxd_protocol.recipes import load_recipes
 from jaxd_server.operations import OPERATIONS, Operations
 from tests.server.in_process import Kitchen, Shop, Source

@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles
 from jaxd_server.options import GIB, ServerOptions
 
 SECRET = "s3cret-for-tests-and-no-more"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import FAILED, OK, Options
+from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.errors import (
     ArgumentError,
     ConnectionLost,
@@ -18,6 +18,7 @@ from jaxd_protocol.errors import (
     ResultError,
     ServerDraining,
 )
+from jaxd_protocol.jit_options import Options
 from tests.server.in_process import Kitchen, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start
 

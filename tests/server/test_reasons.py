@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import Description
+from jaxd_protocol.function_manifest import Description
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees.forms import argument_forms
 from jaxd_server.ledger import Ledger

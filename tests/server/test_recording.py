@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import parameter_names
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning, parameter_names
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.recipes import Recipe, dump_recipes, load_recipes
 from jaxd_protocol.transformations import transformation
 from jaxd_server.recording import Recorder

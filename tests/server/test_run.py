@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import FAILED, OK, Options
+from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import (
     EVERYTHING,
     KEPT,
@@ -22,6 +22,7 @@ from jaxd_protocol.elsewhere import (
 )
 from jaxd_protocol.errors import ArgumentError, ValueDeleted, ValuesFull
 from jaxd_protocol.failures import ForwardedFailure, rebuild_failure
+from jaxd_protocol.jit_options import Options
 from jaxd_server.executable import Executable
 from jaxd_server.programs import Program
 from jaxd_server.result_forms import result_form

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import OK, Options
+from jaxd_protocol.calls import OK
+from jaxd_protocol.jit_options import Options
 from jaxd_server import jax_programs
 from jaxd_server.function import Function
 from jaxd_server.kept_calls import KeptCall

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from jaxd.specs import encode_specs
-from jaxd_protocol.calls import FAILED, Options
+from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import statics_of
 from jaxd_server.functions import Functions
 from jaxd_server.stages import Stages

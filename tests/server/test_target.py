@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.calls import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.jit_options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_server import target as module
 from jaxd_server.target import target
 

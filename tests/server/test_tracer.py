@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.failures import rebuild_failure
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.packages import changed_since_first_seen
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.errand import order_of

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import NO_STATICS
 from jaxd_server.jax_private import key_array, weak_array
 from jaxd_server.marshal import parse_arguments, read_leaves

@@ -17,7 +17,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import rebuild_failure
 from jaxd_protocol.statics import statics_of
 from jaxd_protocol.trees import Leaf, TreeEncoder, parse_skeleton
-from jaxd_protocol.trees.numpy_leaves import numpy_leaf
+from jaxd_protocol.trees.leaves import numpy_leaf
 from jaxd_server.call import Call
 from jaxd_server.holdings import Holdings
 from jaxd_server.reclaimer import Reclaimer

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.calls import Options
 from jaxd_protocol.differences import (
     Difference,
     in_one_line,
@@ -16,6 +15,7 @@ from jaxd_protocol.differences import (
     similarity,
 )
 from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.transformations import transformation
 
 

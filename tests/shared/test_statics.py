@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 
 

@@ -10,7 +10,7 @@ from jaxd.encoded import CallSettings, Encoded
 from jaxd.identity import Identities
 from jaxd.jax_side import current_config
 from jaxd.results import ResultsAs
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 
 
 class FunctionBinding(NamedTuple):

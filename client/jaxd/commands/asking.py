@@ -13,9 +13,8 @@ from jaxd.client import Client
 from jaxd.settings import Settings
 from jaxd.why import asked_server
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import control_path
 from jaxd_protocol.errors import ConfigurationError, NoServer
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles, control_path
 
 Report = Mapping[str, Any]
 

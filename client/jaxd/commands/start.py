@@ -8,8 +8,7 @@ from jaxd.background import start_background
 from jaxd.commands.asking import add_json_option, print_json
 from jaxd.discovery import require_server_extra
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import server_runs
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles, server_runs
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 

@@ -18,8 +18,8 @@ from jaxd.commands.bar import duration
 from jaxd.control_client import ask
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import control_path, somebody_answers
 from jaxd_protocol.errors import NoServer
+from jaxd_protocol.local_server import control_path, somebody_answers
 from jaxd_protocol.terminal import size
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]

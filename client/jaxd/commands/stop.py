@@ -10,8 +10,8 @@ from jaxd.commands.asking import add_server_option, control_of, named_or_local
 from jaxd.control_client import ask, stop_and_wait
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import somebody_answers
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.local_server import somebody_answers
 
 __all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 

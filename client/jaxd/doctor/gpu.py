@@ -171,7 +171,7 @@ def other_processes(situation: Situation) -> Check | None:
 def _own_process_group(situation: Situation) -> set[str]:
     """The numbers of the local server's processes."""
     from jaxd.control_client import ask
-    from jaxd_protocol.control import control_path
+    from jaxd_protocol.local_server import control_path
 
     try:
         address = situation.address

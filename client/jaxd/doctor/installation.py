@@ -11,7 +11,7 @@ from jaxd.doctor.situation import Check, Situation
 from jaxd.settings import config_file
 from jaxd_protocol import __version__, memory_files
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.paths import private_directory
+from jaxd_protocol.local_server import private_directory
 from jaxd_protocol.tokens import default_token_file
 
 __all__ = [

@@ -15,13 +15,13 @@ from jaxd.control_client import ask
 from jaxd.doctor.gpu import has_gpu
 from jaxd.doctor.situation import Check, Situation
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import server_runs
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     JaxdError,
     ProtocolError,
     VersionMismatch,
 )
+from jaxd_protocol.local_server import server_runs
 
 __all__ = ["devices", "local_server", "name", "port", "steps", "versions"]
 

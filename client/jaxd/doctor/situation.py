@@ -11,8 +11,7 @@ from typing import Literal
 
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import server_runs
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles, server_runs
 
 __all__ = ["Check", "Situation"]
 

@@ -8,7 +8,7 @@ from jaxd_protocol.fingerprint import modules
 from jaxd_protocol.fingerprint.tokens import constant
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects import Anatomy, take_apart
-from jaxd_protocol.jax_objects.found import found_name
+from jaxd_protocol.jax_objects.names import found_name
 
 __all__ = ["emit_jax"]
 

@@ -8,7 +8,7 @@ from the functions that make an object again, which run where one arrives.
 from jaxd_protocol.jax_objects.anatomy import Anatomy, take_apart
 from jaxd_protocol.jax_objects.arrays import ArrayContent, array_content
 from jaxd_protocol.jax_objects.classes import build_class
-from jaxd_protocol.jax_objects.found import found_name
+from jaxd_protocol.jax_objects.names import found_name
 from jaxd_protocol.jax_objects.reducing import reduce_jax
 from jaxd_protocol.jax_objects.registrations import (
     GENERATED_ATTRIBUTES,

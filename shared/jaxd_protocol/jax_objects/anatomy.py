@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from jaxd_protocol.jax_objects.found import found_name
 from jaxd_protocol.jax_objects.jaxprs import closed_jaxpr_parts, jaxpr_parts
 from jaxd_protocol.jax_objects.jits import jit_parts
-from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.jax_objects.names import found_name, kind_of
 
 __all__ = ["Anatomy", "take_apart"]
 

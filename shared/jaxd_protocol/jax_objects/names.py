@@ -1,5 +1,7 @@
 """Where the types of jax are that the walk and the packing know, most of them by public names.
 
+And the names of jax objects that do not know their own: primitives, caches, universal functions.
+
 Nothing here imports jax. An object of a jax type can only exist where jax is loaded, so its
 modules are looked up among those that are; tests/shared/jax_objects/test_names.py notices when a
 name has moved.
@@ -8,9 +10,13 @@ name has moved.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["JAX_TYPES", "attribute", "is_of_jax", "kind_of"]
+from jaxd_protocol.importable import importable_name, name_within
+from jaxd_protocol.installed import is_local_module
+
+__all__ = ["JAX_TYPES", "attribute", "found_name", "is_of_jax", "kind_of"]
 
 JAX_TYPES: dict[str, tuple[str, str]] = {
     "custom_jvp": ("jax", "custom_jvp"),
@@ -80,3 +86,26 @@ def kind_of(value: Any) -> str | None:
     found = {attribute(*where): kind for kind, where in JAX_TYPES.items()}
     _kinds[cls] = next((found[base] for base in cls.__mro__ if base in found), None)
     return _kinds[cls]
+
+
+def found_name(value: Any) -> tuple[str, str] | None:
+    """Module and name of a jax object in an installed package; None when it has none.
+
+    First by what it says of itself, then among all that the packages hold which it may be from.
+    """
+    said = importable_name(value)
+    if said is not None or is_local_module(getattr(value, "__module__", None)):
+        return said
+    for package in dict.fromkeys(_packages(value)):
+        found = name_within(package, value)
+        if found is not None:
+            return found
+    return None
+
+
+def _packages(value: Any) -> Iterator[str]:
+    yield "jax"
+    for holder in (value, *getattr(value, "__dict__", {}).values()):
+        module = getattr(holder, "__module__", None)
+        if isinstance(module, str) and not is_local_module(module):
+            yield module.partition(".")[0]

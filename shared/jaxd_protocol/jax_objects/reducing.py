@@ -7,9 +7,8 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.importable import find_object
-from jaxd_protocol.jax_objects.found import found_name
 from jaxd_protocol.jax_objects.jits import jit_again, jit_extras, jit_options
-from jaxd_protocol.jax_objects.names import JAX_TYPES, kind_of
+from jaxd_protocol.jax_objects.names import JAX_TYPES, found_name, kind_of
 
 __all__ = ["reduce_jax"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.numbers import plain_number
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import dump_literal, is_literal
+from jaxd_protocol.trees.literals import plain_number
 
 __all__ = ["StaticLeaf", "close_arguments", "close_untraceable", "content_of", "opening"]
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.nested import JitOptions, PlainInside
 from jaxd_protocol.statics import Statics, statics_of
 

@@ -1,7 +1,8 @@
 """Classes, taken apart: by value, under an id that is their content.
 
 A class is made empty and then completed, because its methods refer to it. Nothing that a class
-statement sets in motion runs again: its effects are in the class that travels.
+statement sets in motion runs again: its effects are in the class that travels. The
+members of an enum are made with the class, and completed afterwards.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import abc
 import copyreg
 import enum
+from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.importable import importable_name, name_within
 from jaxd_protocol.installed import is_local_module
-from jaxd_protocol.packing import enums, make_classes
+from jaxd_protocol.packing import make_classes
 
 if TYPE_CHECKING:
     from jaxd_protocol.packing.pickler import Pickler
 
-__all__ = ["class_name", "reduce_class"]
+__all__ = ["class_name", "enum_description", "enum_state", "reduce_class"]
 
 _GIVEN: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
 _NOT_SENT: Final = _GIVEN | {
@@ -46,9 +48,9 @@ def reduce_class(pickler: Pickler, cls: type) -> Any:
         return _part(pickler, cls, names)
     name = tuple(pickler.class_id(cls))
     if issubclass(cls, enum.Enum) and cls.__members__:
-        made: tuple[Any, ...] = make_classes.make_enum, (name, *enums.description(cls))
+        made: tuple[Any, ...] = make_classes.make_enum, (name, *enum_description(cls))
         return pickler.nested(
-            cls, made, make_classes.fill_enum, lambda: enums.state(cls, _attributes(cls))
+            cls, made, make_classes.fill_enum, lambda: enum_state(cls, _attributes(cls))
         )
     made = make_classes.make_class, (name, type(cls), cls.__name__, cls.__bases__, _given(cls))
     return pickler.nested(cls, made, make_classes.fill_class, lambda: _state(cls))
@@ -126,3 +128,69 @@ def _part(pickler: Pickler, cls: type, names: set[str]) -> Any:
 
 def _first(bases: list[type], name: str) -> list[Any]:
     return [vars(base)[name] for base in bases if name in vars(base)][:1]
+
+
+_OF_THE_METACLASS: Final = frozenset(
+    {
+        "__new__",
+        "__new_member__",
+        "_all_bits_",
+        "_boundary_",
+        "_flag_mask_",
+        "_generate_next_value_",
+        "_hashable_values_",
+        "_inverted_",
+        "_member_map_",
+        "_member_names_",
+        "_member_type_",
+        "_new_member_",
+        "_singles_mask_",
+        "_unhashable_values_",
+        "_unhashable_values_map_",
+        "_use_args_",
+        "_value2member_map_",
+        "_value_repr_",
+    }
+)
+"""Attributes that `enum` computes again from the members."""
+
+_OF_A_MEMBER: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
+
+_BARE: Final[Mapping[type, Callable[[Any], Any]]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: lambda member: str.__getitem__(member, slice(None)),
+    bytes: lambda member: bytes.__getitem__(member, slice(None)),
+}
+"""How to get at what a member is besides being a member, whatever its class says."""
+
+
+def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
+    """Metaclass, name, bases, members and boundary: what an enum is made of."""
+    members = {label: _bare_member(cls, member) for label, member in cls.__members__.items()}
+    return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
+
+
+def _bare_member(cls: Any, member: Any) -> Any:
+    convert = _BARE.get(cls._member_type_)
+    return member._value_ if convert is None else convert(member)
+
+
+def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an enum that are not its members, and those of its members."""
+    members = cls.__members__
+    kept = {
+        name: value
+        for name, value in attributes.items()
+        if name not in _OF_THE_METACLASS and name not in members
+    }
+    return {
+        "attributes": kept,
+        "members": {label: _own_attributes(each) for label, each in members.items()},
+    }
+
+
+def _own_attributes(member: enum.Enum) -> dict[str, Any]:
+    attributes = {name: each for name, each in vars(member).items() if name not in _OF_A_MEMBER}
+    return {"_value_": member._value_, **attributes}

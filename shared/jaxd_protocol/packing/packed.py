@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError, PackingError
+from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.packing.archives import add_archive, archive_arguments
 from jaxd_protocol.packing.boxes import Box
 from jaxd_protocol.packing.functions import is_local_function
-from jaxd_protocol.packing.paths import path_to
 from jaxd_protocol.packing.pickler import Pickler
 from jaxd_protocol.packing.private_imports import add_sources
 from jaxd_protocol.packing.table import ClassId
 
-__all__ = ["Packed", "dump", "pack_function"]
+__all__ = ["Packed", "dump", "pack_function", "path_to"]
 
 _MANY: Final = 20
 
@@ -152,3 +156,66 @@ def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
             "pass what it yields as an argument. What a module of your package makes when it is "
             "imported need not travel with persistent_call(ship='source')."
         ) from error
+
+
+_MAX_OBJECTS: Final = 200_000
+
+_ATOMS: Final = (bool, bytes, complex, float, int, str, type(None))
+
+
+def path_to(root: Any, target: Any) -> str:
+    """The shortest path; the type of the target where none is found."""
+    start = getattr(root, "__qualname__", None) or type(root).__qualname__
+    queue = deque([(root, start)])
+    seen = {id(root): root}
+    while queue and len(seen) < _MAX_OBJECTS:
+        value, path = queue.popleft()
+        if value is target:
+            return path
+        for step, child in _children(value):
+            if type(child) not in _ATOMS and id(child) not in seen:
+                seen[id(child)] = child
+                queue.append((child, path + step))
+    return f"something that {start} reaches"
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, MethodType):
+        yield from (("", value.__func__), (".__self__", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield from (("", value.func), ("", value.args), ("", value.keywords))
+    elif not isinstance(value, ModuleType):
+        yield from _attributes(value)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    namespace = function.__globals__
+    for name in sorted(facts_of(function.__code__).names):
+        value = namespace.get(name)
+        if isinstance(value, ModuleType):
+            yield from ((f" → {name}.{each}", item) for each, item in vars(value).items())
+        yield f" → {name}", value
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            yield f" → {name}", cell.cell_contents
+    yield " → its defaults", function.__defaults__
+    yield " → its defaults", function.__kwdefaults__
+    yield "", vars(function)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    attributes = getattr(value, "__dict__", None)
+    for name, attribute in dict(attributes or {}).items():
+        yield f".{name}", getattr(attribute, "__func__", attribute)
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            yield f".{name}", getattr(value, name, None)
+    if not isinstance(value, type):
+        yield ".__class__", type(value)

@@ -28,6 +28,8 @@ __all__ = [
     "dtype_of",
     "itemsize_of",
     "load_spec",
+    "no_derivative",
+    "numpy_leaf",
     "place_leaves",
     "read_scalar",
     "spec_bytes",
@@ -241,3 +243,19 @@ def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, int]:
     if rank > _MAX_RANK or math.prod(filter(None, shape)) > _MAX_ELEMENTS:
         raise ProtocolError("an array has a shape that cannot be.")
     return name, shape, bool(weak), at + 8 * rank
+
+
+def numpy_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    """The array of an `A` or `K` leaf, as a view: read-only in the blob, writable in a buffer."""
+    import numpy
+
+    if place.buffer >= 0:
+        return numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), buffers[place.buffer])
+    return numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), blob, place.offset)
+
+
+def no_derivative(shape: tuple[int, ...]) -> Any:
+    """An array of jax's `float0`, as jax has it: numpy's, without any data."""
+    import numpy
+
+    return numpy.zeros(shape, numpy.dtype([("float0", numpy.void, 0)]))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["Literal", "dump_literal", "is_literal", "load_literal"]
+__all__ = ["Literal", "dump_literal", "is_literal", "load_literal", "plain_number"]
 
 Literal = Any
 """None, bool, int, float, complex, str, bytes, Ellipsis, and tuples of these."""
@@ -97,3 +97,15 @@ def _load_tuple(data: bytes, at: int, length: int) -> tuple[Literal, int]:
         item, at = _load(data, at)
         items.append(item)
     return tuple(items), at
+
+
+def plain_number(value: Any) -> Any:
+    """The number that an instance of a subclass of `int`, `float` or `complex` is, else None.
+
+    jax traces them, members of an `IntEnum` among them, as the numbers that they are.
+    """
+    if isinstance(value, int):
+        return int.__index__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return complex.__complex__(value) if isinstance(value, complex) else None

@@ -35,14 +35,26 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from types import MemberDescriptorType
 from typing import Any, Final, Protocol
 
-from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.trees.leaves import Leaf, load_spec
+from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.trees.leaves import Leaf, load_spec, no_derivative
 from jaxd_protocol.trees.literals import load_literal
 from jaxd_protocol.trees.references import Reference, load_reference
 
-__all__ = ["COUNT", "Build", "FindClass", "NoData", "Own", "Reader", "Unflatten", "Unpickle"]
+__all__ = [
+    "COUNT",
+    "Build",
+    "FindClass",
+    "NoData",
+    "Own",
+    "Reader",
+    "Unflatten",
+    "Unpickle",
+    "default_of",
+    "restore",
+]
 
 COUNT: Final = struct.Struct("!I")
 
@@ -180,8 +192,6 @@ class Reader:
         cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
             raise ProtocolError("a tree's skeleton has an object without attributes.")
-        from jaxd_protocol.trees.objects import restore
-
         self.at += 1
         state, is_own = {}, bool(content)
         for _ in range(self.count()):
@@ -267,7 +277,6 @@ class Reader:
 
     def _without_data(self, tag: str) -> Build:
         _, shape, _, self.at = load_spec(self.data, self.at)
-        from jaxd_protocol.trees.numpy_leaves import no_derivative
 
         return lambda leaves: no_derivative(shape)
 
@@ -309,3 +318,67 @@ _NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
     "C": Reader._scalar,
     "P": Reader._pickled,
 }
+
+
+def default_of(cls: Any, name: str, missing: Any) -> Any:
+    """The default of the parameter of that name by which instances of a class are made.
+
+    Both ends ask their own class, so that neither takes the other's word for a callable.
+
+    Args:
+        cls: a dataclass, or any class with a signature.
+        name: of a parameter and of the attribute that it sets.
+        missing: what is returned when there is none.
+    """
+    field = getattr(cls, "__dataclass_fields__", {}).get(name)
+    if field is not None and type(field.default).__name__ != "_MISSING_TYPE":
+        return field.default
+    from inspect import Parameter, signature  # few results have such attributes
+
+    try:
+        parameter = signature(cls).parameters.get(name)
+    except (TypeError, ValueError):  # written in C
+        return missing
+    if parameter is None or parameter.default is Parameter.empty:
+        return missing
+    return parameter.default
+
+
+def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
+    """An instance with these attributes, made as `pickle` makes one: without `__init__`.
+
+    Nothing but `__new__` of the class is run, and not even that unless it is a class of the
+    process's own: no property, and no `__setattr__`.
+    """
+    try:
+        instance = cls.__new__(cls) if is_own else object.__new__(cls)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds a {cls.__qualname__}, which cannot be made without arguments "
+            f"({error}). Return dicts, lists and tuples from the function."
+        ) from error
+    own = _own_attributes(instance)
+    for name, value in state.items():
+        slot = _slot(cls, name)
+        if slot is not None:
+            slot.__set__(instance, value)
+        elif own is not None and type(name) is str:
+            own[name] = value
+        else:
+            raise ProtocolError(f"a tree has an object whose class has no attribute {name!r}.")
+    return instance
+
+
+def _own_attributes(instance: Any) -> Any:
+    try:
+        return object.__getattribute__(instance, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _slot(cls: type, name: Any) -> MemberDescriptorType | None:
+    for base in cls.__mro__:
+        found = base.__dict__.get(name)
+        if found is not None:
+            return found if isinstance(found, MemberDescriptorType) else None
+    return None

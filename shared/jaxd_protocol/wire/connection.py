@@ -5,7 +5,8 @@ root, and both ends know its name beforehand (`ROOT`), so that no netref is ever
 netref costs a round trip for each attribute, and copying one runs code that the peer chose.
 
 One of the doors to rpyc; relies on `Connection._local_root`, `_cleanup`, `_closed`, `_send`,
-`_box`, `_unbox` and on the message layout of `Connection._send` and `_async_request`.
+`_box`, `_unbox`, on the message layout of `Connection._send` and `_async_request`, and on the
+`stream`, `send`, `recv` and `poll` of `Channel`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,64 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from rpyc.core import brine, consts
+from rpyc.core.channel import Channel
 from rpyc.core.protocol import Connection
 
 from jaxd_protocol.errors import ProtocolError, RemoteError
-from jaxd_protocol.wire.channel import BulkChannel
-from jaxd_protocol.wire.frames import Frame
+from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
+from jaxd_protocol.wire.reading import FrameReader
+from jaxd_protocol.wire.stream import BulkStream
+from jaxd_protocol.wire.writing import FrameWriter
 
-__all__ = ["BulkConnection", "Value", "encode_reply", "encode_request"]
+__all__ = ["BulkChannel", "BulkConnection", "Value", "encode_reply", "encode_request"]
+
+
+class BulkChannel(Channel):  # type: ignore[misc]
+    """Messages over one socket. Any thread may send; one thread at a time may read.
+
+    Args:
+        stream: the connected stream.
+        max_frame_bytes: larger messages are refused both ways, before any memory is taken.
+        admit: called with the size of an arriving message before memory is taken for its
+            buffers; it may block (back-pressure).
+        inflates: whether the peer may be a stock one of rpyc's, which compresses; ours never do.
+    """
+
+    def __init__(
+        self,
+        stream: BulkStream,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        admit: Callable[[int], None] | None = None,
+        *,
+        inflates: bool = False,
+    ) -> None:
+        super().__init__(stream, compress=False)
+        self.reader = FrameReader(
+            stream.receive_into, max_frame_bytes, admit, stream.arrivals, inflates=inflates
+        )
+        self.writer = FrameWriter(stream.send_some, max_frame_bytes, stream.flush)
+
+    def send(
+        self, data: bytes, buffers: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        """Sends one message; see `FrameWriter.write`."""
+        self.writer.write(data, buffers, descriptors)
+
+    def recv(self) -> Frame:
+        """The next message, consumed; see `FrameReader.peek` for what it raises."""
+        frame = self.reader.peek()
+        self.reader.advance()
+        return frame
+
+    def poll(self, timeout: object) -> bool:
+        """Whether `recv` would find bytes within `timeout`: seconds, None, or rpyc's `Timeout`."""
+        seconds = timeout.timeleft() if hasattr(timeout, "timeleft") else timeout
+        return self.reader.has_input() or self.stream.wait_readable(seconds)
+
 
 Value = Any
 """What brine carries: None, bool, int, float, complex, str, bytes, slice, and tuples of these."""

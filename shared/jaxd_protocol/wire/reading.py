@@ -24,12 +24,12 @@ from jaxd_protocol.wire.frames import (
     MAX_BUFFERS,
     MAX_DESCRIPTORS,
     Frame,
+    Span,
     inflate,
     too_large,
     too_many,
     too_many_descriptors,
 )
-from jaxd_protocol.wire.spans import Span
 
 __all__ = ["FrameReader"]
 

@@ -13,34 +13,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rpyc.core.stream import SocketStream
 
 from jaxd_protocol.errors import InternalError, ProtocolError
 from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
 
-if TYPE_CHECKING:
-    from jaxd_protocol.wire.tls_socket import TlsSocket
-
-__all__ = ["INTERRUPTIBLE_S", "BulkStream", "stream_over", "tune_socket"]
+__all__ = ["INTERRUPTIBLE_S", "BulkStream", "tune_socket"]
 
 INTERRUPTIBLE_S: Final = 0.5
 """How long a wait may keep its thread from seeing that it was interrupted."""
 
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
-
-
-def stream_over(line: socket.socket | TlsSocket) -> BulkStream:
-    """A stream for calls over a connection that is past its handshakes: tuned, without timeout."""
-    if isinstance(line, socket.socket):
-        tune_socket(line)
-        return BulkStream(line)
-    from jaxd_protocol.wire.tls_stream import TlsStream  # most connections need no TLS
-
-    line.settimeout(None)
-    tune_socket(line.raw)
-    return TlsStream(line)
 
 
 def tune_socket(sock: socket.socket) -> None:

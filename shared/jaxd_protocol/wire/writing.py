@@ -17,11 +17,11 @@ from jaxd_protocol.wire.frames import (
     MAX_BODY_BYTES,
     MAX_BUFFERS,
     MAX_DESCRIPTORS,
+    Span,
     too_large,
     too_many,
     too_many_descriptors,
 )
-from jaxd_protocol.wire.spans import Span
 
 __all__ = ["FrameWriter"]
 

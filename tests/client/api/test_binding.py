@@ -8,7 +8,7 @@ from jaxd.api.binding import FunctionBinding
 from jaxd.encoded import CallSettings
 from jaxd.identity import Identities
 from jaxd.jax_side import current_config
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 
 
 def double(x: Any) -> Any:

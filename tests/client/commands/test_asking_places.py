@@ -10,7 +10,7 @@ from jaxd.commands.asking import control_of, named_or_local
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles
 
 
 def test_a_server_that_was_named_is_meant(runtime: Path) -> None:

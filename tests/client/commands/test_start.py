@@ -13,7 +13,7 @@ from jaxd.background import start_background
 from jaxd.cli import main
 from jaxd.commands import start
 from jaxd.control_client import stop_and_wait
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles
 from tests.server.host_process import FAKE_HOST
 
 

@@ -20,9 +20,10 @@ import pytest
 from jaxd.arguments import encode_arguments
 from jaxd.cli import main
 from jaxd.lockfile import read_lockfile, write_lockfile
-from jaxd_protocol.calls import OK, WARM, Options, function_key
+from jaxd_protocol.calls import OK, WARM
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
+from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.recipes import Recipe, RecordedCall, dump_recipes
 from jaxd_protocol.statics import Statics
 from tests.client.fake_server import Asked, FakeServer, failed, warmed

@@ -9,7 +9,7 @@ from jaxd.doctor import Situation, installation
 from jaxd.settings import Settings
 from jaxd_protocol import memory_files
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.paths import private_directory
+from jaxd_protocol.local_server import private_directory
 from jaxd_protocol.tokens import default_token_file, write_token_file
 from tests.client.doctor.situations import MadeUp
 

@@ -11,7 +11,7 @@ from jaxd.doctor import Check, Situation, reaching
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import VersionMismatch
-from jaxd_protocol.paths import LocalServerFiles, private_directory
+from jaxd_protocol.local_server import LocalServerFiles, private_directory
 from tests.client.doctor.situations import MadeUp, gpu_machine
 from tests.live_server import TOKEN, LiveServer
 from tests.server.host_process import HostProcess

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 
 from jaxd_protocol import handshake
 from jaxd_protocol.accounts import Account
+from jaxd_protocol.buffers import deflate, inflate
 from jaxd_protocol.certificates import client_context, server_context
-from jaxd_protocol.compression import deflate, inflate
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.peers import this_end
 from jaxd_protocol.wire.frames import Frame

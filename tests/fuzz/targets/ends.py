@@ -15,10 +15,10 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 from jaxd_protocol import handshake
-from jaxd_protocol.calls import Options
 from jaxd_protocol.elsewhere import VALUE, Row, Stay, pack_ids, pack_rows
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.failures import describe_failure
+from jaxd_protocol.jit_options import Options
 from jaxd_server.control import _reply
 from jaxd_server.lines import messages
 from tests.fuzz.examples import RESULT, SKELETON

@@ -140,7 +140,7 @@ def test_moments_that_an_optimizer_keeps_in_a_state_are_variables() -> None:
 
 def test_it_has_the_signature_and_the_name_of_the_function() -> None:
     """So that static arguments are found by name."""
-    from jaxd_protocol.calls import Options
+    from jaxd_protocol.jit_options import Options
 
     updating = Updating(counted)
     assert statics_of(updating, Options(static_argnames=("x",))).positions == {1}

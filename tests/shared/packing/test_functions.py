@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxd_protocol.local_server import runtime_dir
 from jaxd_protocol.packing import pack, unpack
-from jaxd_protocol.paths import runtime_dir
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 
 FACTOR = 2.0

@@ -19,7 +19,7 @@ from jaxd_protocol.trees import (
     parse_skeleton,
     read_scalar,
 )
-from jaxd_protocol.trees.numpy_leaves import numpy_leaf
+from jaxd_protocol.trees.leaves import numpy_leaf
 
 
 class Point(NamedTuple):

@@ -11,7 +11,8 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, reading, spans, stream
+from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, reading, stream
+from jaxd_protocol.wire import frames as frames_module
 from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
 from jaxd_protocol.wire.frames import MAX_DESCRIPTORS, Frame
 from jaxd_protocol.wire.reading import FrameReader
@@ -142,7 +143,7 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
                     LIMIT,
                     arrivals=ours.arrivals,
                 )
-                with Interrupt(n, reading, spans, stream, descriptors) as interrupt:
+                with Interrupt(n, reading, frames_module, stream, descriptors) as interrupt:
                     frames = list(read_all(reader))
                 assert list(map(seen, frames)) == sent, n
             del ours, theirs, reader, receive, frames

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire import Frame, frames, reading, spans, stream
+from jaxd_protocol.wire import Frame, frames, reading, stream
 from jaxd_protocol.wire.reading import FrameReader
 from tests.shared.wire.by_hand import Sent, arriving, frame_bytes, streams
 from tests.shared.wire.interrupt import Interrupt
@@ -89,7 +89,7 @@ def test_a_reader_that_is_interrupted_anywhere_goes_on_where_it_was(
     for n in count(1):
         with arriving(wire) as incoming:
             reader = FrameReader(in_steps(steps, incoming.receive_into), LIMIT, inflates=True)
-            with Interrupt(n, reading, spans, stream) as interrupt:
+            with Interrupt(n, reading, frames, stream) as interrupt:
                 found = list(read_all(reader))
         assert found == [(b"first", ()), (body, buffers), (b"last", (b"1",))], n
         if not interrupt.fired:
@@ -107,7 +107,7 @@ def test_an_interrupted_reader_goes_on_also_with_many_and_large_buffers() -> Non
     wire = b"".join(frame_bytes(*frame) for frame in sent)
     fired = 0
     for n in random.Random(2).sample(range(1, PLACES), 60):
-        with arriving(wire) as incoming, Interrupt(n, reading, spans, stream) as interrupt:
+        with arriving(wire) as incoming, Interrupt(n, reading, frames, stream) as interrupt:
             assert list(read_all(FrameReader(incoming.receive_into, LIMIT))) == sent
         fired += interrupt.fired
     assert fired > 20  # Python 3.13 needs fewer opcodes than there are places

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError
-from jaxd_protocol.wire import BulkChannel, BulkStream, spans, tls_socket, tls_stream, writing
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, tls_socket, tls_stream, writing
 from jaxd_protocol.wire.reading import FrameReader
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_protocol.wire.tls_stream import TlsStream
@@ -66,7 +66,7 @@ def test_open_files_do_not_travel(pair: Pair) -> None:
 def test_an_interrupted_message_goes_out_whole_or_not_at_all() -> None:
     """At every place where a signal may be handled; what others send stays whole and in order."""
     outcomes = set()
-    modules = (writing, spans, tls_stream, tls_socket)
+    modules = (writing, frames, tls_stream, tls_socket)
     for n in count(1):
         outgoing, incoming = tls_streams(socket.socketpair())
         writer = FrameWriter(outgoing.send_some, LIMIT, outgoing.flush)

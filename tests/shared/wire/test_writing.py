@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
-from jaxd_protocol.wire import BulkChannel, BulkStream, spans, stream, writing
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream, writing
 from jaxd_protocol.wire.frames import MAX_BUFFERS, MAX_DESCRIPTORS
 from jaxd_protocol.wire.reading import FrameReader
 from jaxd_protocol.wire.writing import FrameWriter
@@ -104,7 +104,7 @@ def test_an_interrupted_message_goes_out_whole_or_not_at_all(small: bool) -> Non
         with written() as (outgoing, result):
             writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
             write(writer, BEFORE)
-            with Interrupt(n, writing, spans, stream, after=HANDLES_SIGNALS) as interrupt:
+            with Interrupt(n, writing, frames, stream, after=HANDLES_SIGNALS) as interrupt:
                 try:
                     write(writer, INTERRUPTED)
                 except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def test_an_interrupted_message_takes_its_open_files_along_exactly_once(small: b
             with streams() as (outgoing, incoming):
                 incoming.expect_descriptors()
                 writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
-                with Interrupt(n, writing, spans, stream, after=HANDLES_SIGNALS) as interrupt:
+                with Interrupt(n, writing, frames, stream, after=HANDLES_SIGNALS) as interrupt:
                     try:
                         writer.write(b"two" * 50, [memoryview(b"1" * 50)], numbers[:2])
                     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.numbers import plain_number
+from jaxd_protocol.trees.literals import plain_number
 
 
 class Size(IntEnum):

@@ -6,7 +6,7 @@ import enum
 from typing import Any
 
 from jaxd_protocol.packing import pack, unpack
-from jaxd_protocol.packing.enums import description, state
+from jaxd_protocol.packing.classes import enum_description, enum_state
 from tests.shared.packing.processes import arrive
 
 
@@ -108,10 +108,10 @@ def test_a_member_as_an_argument_is_that_member() -> None:
 
 def test_what_the_metaclass_makes_does_not_travel() -> None:
     """Members are described once; `enum` computes the rest."""
-    _, name, bases, members, _ = description(Color)
+    _, name, bases, members, _ = enum_description(Color)
     assert (name, bases) == ("Color", (enum.Enum,))
     assert members == {"RED": "r", "BLUE": "b", "ALIAS": "r"}
-    kept = state(Color, vars(Color))["attributes"]
+    kept = enum_state(Color, vars(Color))["attributes"]
     assert "shout" in kept
     assert "_member_map_" not in kept
     assert "RED" not in kept

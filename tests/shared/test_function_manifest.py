@@ -12,7 +12,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
 from jaxd_protocol.fingerprint.facts import Entry, Source
 from jaxd_protocol.fingerprint.world import SALT
-from jaxd_protocol.meanings import Meaning
+from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.packages import Package
 
 PART = Part("value", "global LR", b"d" * 8, "0.1", "train.py:7")

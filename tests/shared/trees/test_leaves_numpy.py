@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.trees import Leaf, Place, parse_skeleton
-from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_protocol.trees.numpy_leaves import no_derivative, numpy_leaf
+from jaxd_protocol.trees.leaves import no_derivative, numpy_leaf, spec_bytes
 from tests.shared.trees.samples import DTYPES
 
 

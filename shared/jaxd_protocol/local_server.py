@@ -1,4 +1,4 @@
-"""Where the local server of one user and one environment keeps its files.
+"""The local server of one user and one environment: where its files are, and whether it runs.
 
 The auto-started server belongs to one environment: its directory is named by a digest of
 `sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual
@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import stat
 import sys
 from typing import NamedTuple
 
 import jaxd_protocol
+from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConfigurationError
 
 __all__ = [
     "LocalServerFiles",
+    "control_path",
     "environment_digest",
     "private_directory",
     "prove_private",
     "runtime_dir",
+    "server_runs",
+    "somebody_answers",
 ]
 
 
@@ -151,3 +156,40 @@ def prove_private(path: str) -> None:
                 f"{directory} must be a directory of yours that nobody else can enter. "
                 f"Run: chmod 700 {directory}   (or set XDG_RUNTIME_DIR to another directory)."
             )
+
+
+def control_path(address: Address) -> str:
+    """The control socket of the server on this machine that listens on `address`.
+
+    Beside the Unix socket, else named by the TCP port in this environment's own directory.
+    """
+    if address.kind == "unix":
+        return address.path + ".control"
+    directory = LocalServerFiles.of_this_environment().directory
+    return os.path.join(directory, f"tcp-{address.port}.control")
+
+
+def server_runs(path: str) -> bool:
+    """Whether a server listens on the Unix socket at `path`.
+
+    Its control socket is tried first: a worker, which may be busy, is then not even disturbed.
+    """
+    return somebody_answers(control_path(Address.unix(path))) or somebody_answers(path)
+
+
+def somebody_answers(path: str) -> bool:
+    """Whether a process holds the Unix socket at `path` open, even when it is too busy to accept.
+
+    False where there is no file, where its process is gone, and on systems without Unix sockets.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full: alive, and busy
+        except OSError:
+            return False
+    return True

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxd_protocol import compression
-from jaxd_protocol.compression import deflate, inflate
+from jaxd_protocol import buffers
+from jaxd_protocol.buffers import deflate, inflate
 from jaxd_protocol.errors import ProtocolError
 
 
@@ -16,7 +16,7 @@ from jaxd_protocol.errors import ProtocolError
 def test_what_was_deflated_comes_back(data: bytes, pieces: int) -> None:
     """Whatever it is, and in however many pieces it goes in and out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "_PIECE", pieces)
+        patch.setattr(buffers, "_PIECE", pieces)
         packed = deflate(memoryview(data))
         assert bytes(inflate(memoryview(packed), len(data))) == data
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.calls import Options
-from jaxd_protocol.descriptions import Description, parameter_names
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.facts import Part
+from jaxd_protocol.function_manifest import Description, parameter_names
+from jaxd_protocol.jit_options import Options
 
 WHOLE = Description(
     "make.<locals>.step",

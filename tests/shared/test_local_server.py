@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.addresses import Address
-from jaxd_protocol.control import control_path, server_runs, somebody_answers
-from jaxd_protocol.paths import LocalServerFiles
+from jaxd_protocol.local_server import LocalServerFiles, control_path, server_runs, somebody_answers
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.packing.paths import path_to
+from jaxd_protocol.packing.packed import path_to
 
 CULPRIT = object()
 CONFIG = {"stream": [1, CULPRIT]}

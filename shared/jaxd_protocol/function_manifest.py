@@ -1,4 +1,4 @@
-"""What a client says of a function beside its code, so that the server can check the fingerprint.
+"""What a function is, in plain values: so that a server can check it, and say how two differ.
 
 The server walks over what it unpacked with the client's decisions (which modules are local, which
 attributes of installed modules count) and the client's package versions; the digest must be the
@@ -7,19 +7,21 @@ same. It also keeps the parts, to say later how another function differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.facts import Entry, Fingerprint, Listed, Part, Source
 from jaxd_protocol.fingerprint.world import SALT
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.packages import Package
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.there import There
 
-__all__ = ["Meaning"]
+__all__ = ["Description", "Meaning", "parameter_names"]
 
 
 class Meaning(NamedTuple):
@@ -140,3 +142,73 @@ class Meaning(NamedTuple):
 
 
 _LENGTH: Final = len(Meaning._fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A function with its options.
+
+    Attributes:
+        name: what people call it, with what it is nested in.
+        fingerprint: what it means; empty when that is not known.
+        options: how it is compiled.
+        parts: what the fingerprint was made of; empty when that is not known.
+        parameters: see `parameter_names`.
+        shared: whether all of it has a content; else no two processes have it in common.
+    """
+
+    name: str
+    fingerprint: bytes
+    options: Options
+    parts: tuple[Part, ...] = ()
+    parameters: tuple[str, ...] = ()
+    shared: bool = True
+
+    @property
+    def short_name(self) -> str:
+        """The name without what it is nested in."""
+        return self.name.rpartition(".")[2]
+
+    def to_message(self) -> tuple[Any, ...]:
+        """Plain values for the wire."""
+        parts = tuple(tuple(part) for part in self.parts)
+        options = self.options.to_bytes()
+        return self.name, self.fingerprint, options, parts, self.parameters, self.shared
+
+    @classmethod
+    def from_message(cls, message: Any) -> Description:
+        """What `to_message` made.
+
+        Raises:
+            ProtocolError: when it is something else.
+        """
+        try:
+            name, fingerprint, options, parts, parameters, shared = message
+            read = tuple(Part(*part) for part in parts)
+            texts = [name, *parameters]
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("the description of a function cannot be read.") from error
+        texts += [text for part in read for text in (*part[:2], *part[3:])]
+        if not all(type(text) is str for text in texts):
+            raise ProtocolError("the description of a function has no text where it should.")
+        return cls(
+            name, fingerprint, Options.from_bytes(options), read, tuple(parameters), bool(shared)
+        )
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters that can be given by position; ``*rest`` for any number of them.
+
+    Empty when the function does not say.
+    """
+    import inspect
+
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    starred = inspect.Parameter.VAR_POSITIONAL
+    by_name_only = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return tuple(
+        f"*{p.name}" if p.kind is starred else p.name for p in found if p.kind not in by_name_only
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_protocol.paths import (
+from jaxd_protocol.local_server import (
     LocalServerFiles,
     environment_digest,
     private_directory,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ProtocolError, ResultError
-from jaxd_protocol.trees.objects import restore
+from jaxd_protocol.trees.reader import restore
 
 
 class Plain:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxd_protocol.wire.spans import Span
+from jaxd_protocol.wire.frames import Span
 
 sizes = st.lists(st.integers(0, 20), max_size=12)
 steps = st.lists(st.integers(1, 30), min_size=1, max_size=40)
