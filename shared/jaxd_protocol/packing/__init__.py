@@ -5,8 +5,8 @@ only what an authenticated client sent.
 """
 
 from jaxd_protocol.packing.arguments import pack, pack_out_of_band
+from jaxd_protocol.packing.content_ids import id_of
 from jaxd_protocol.packing.packed import Packed, pack_function
-from jaxd_protocol.packing.table import id_of
 from jaxd_protocol.packing.unpickler import Unpacked, unpack, unpack_function
 
 __all__ = [

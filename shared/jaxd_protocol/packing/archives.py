@@ -10,50 +10,25 @@ import importlib
 import sys
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.archives import IMPORTLIB, archive_of, archived_id, look
 from jaxd_protocol.fingerprint.facts import Archive, Name, Source
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.nested import PlainInside
 from jaxd_protocol.packages import Package
 from jaxd_protocol.packing.overlays import Overlay
 from jaxd_protocol.packing.private_imports import Blob, NotShipped
 
-if TYPE_CHECKING:
-    from jaxd_protocol.packing.pickler import Pickler
-
 __all__ = [
     "ArrivedArchive",
     "add_archive",
-    "archive_arguments",
     "find_archived",
     "id_in_archive",
-    "reduce_archived",
 ]
-
-
-def reduce_archived(pickler: Pickler, value: Any) -> Any:
-    """A reduce tuple that names an object of an archive; `NotImplemented` for any other."""
-    archives = pickler.archives
-    if archives is None:
-        return NotImplemented
-    if isinstance(value, PlainInside):
-        value = value.__wrapped__
-    name = archives.name_of(value)
-    if name is None:
-        return NotImplemented
-    return find_archived, (archives.archive.content, *name)
-
-
-def archive_arguments(archive: Archive) -> tuple[Any, ...]:
-    """What `add_archive` is called with beside the blob."""
-    sources = dict(sorted(archive.sources.items()))
-    return archive.content, sources, tuple(map(tuple, archive.packages))
 
 
 class ArrivedArchive(Blob):
@@ -141,17 +116,7 @@ class ArrivedArchive(Blob):
         name = module.__name__
         if name in self._special and name not in self.overlays:
             self.overlays[name] = self._special[name](module)
-        return self.overlays.get(name, module)
-
-    def _import(
-        self,
-        name: str,
-        globals: Mapping[str, Any] | None = None,  # noqa: A002  as Python calls it
-        locals: Mapping[str, Any] | None = None,  # noqa: A002
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        return self.special(super()._import(name, globals, locals, fromlist, level))
+        return super().special(module)
 
 
 def _plainly(function: Any = None, /, **_: Any) -> Any:

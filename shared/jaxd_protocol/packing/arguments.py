@@ -26,12 +26,13 @@ from jaxd_protocol.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.nested import BoundFunction, PlainInside
 from jaxd_protocol.packing import rebuild
-from jaxd_protocol.packing.archives import reduce_archived
 from jaxd_protocol.packing.classes import class_name
 from jaxd_protocol.packing.functions import is_local_function
+from jaxd_protocol.packing.pack_archives import reduce_archived
 from jaxd_protocol.packing.packed import Packed, dump, pack_function
 from jaxd_protocol.packing.pickler import PROTOCOL, Pickler
 from jaxd_protocol.packing.table import ClassId
+from jaxd_protocol.packing.unpickler import interned, interned_class
 
 __all__ = ["pack", "pack_out_of_band"]
 
@@ -159,7 +160,7 @@ class _ArgumentPickler(Pickler):
         if class_name(cls) is not None or cls.__module__ == "builtins":
             return super().reduce_type(cls)
         name = self.class_id(cls)
-        return rebuild.interned_class, (tuple(name), self._data(name.content, cls))
+        return interned_class, (tuple(name), self._data(name.content, cls))
 
     def reduce_module(self, module: types.ModuleType) -> Any:
         """For a module."""
@@ -169,7 +170,7 @@ class _ArgumentPickler(Pickler):
     def _interned(self, value: Any) -> Any:
         content = content_id(value)
         self.objects[content] = value
-        return rebuild.interned, (content, self._data(content, value))
+        return interned, (content, self._data(content, value))
 
     def _data(self, content: bytes, value: Any) -> bytes:
         packed = _packed_once(content, value)

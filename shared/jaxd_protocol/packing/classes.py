@@ -12,14 +12,12 @@ import copyreg
 import enum
 from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.importable import importable_name, name_within
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import make_classes
-
-if TYPE_CHECKING:
-    from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.interface import Packer
 
 __all__ = ["class_name", "enum_description", "enum_state", "reduce_class"]
 
@@ -41,19 +39,19 @@ def class_name(cls: type) -> tuple[str, str] | None:
     return importable_name(cls) or name_within("types", cls)
 
 
-def reduce_class(pickler: Pickler, cls: type) -> Any:
+def reduce_class(packer: Packer, cls: type) -> Any:
     """A reduce tuple for a class by value."""
-    names = pickler.part_of(cls)
+    names = packer.part_of(cls)
     if names is not None:
-        return _part(pickler, cls, names)
-    name = tuple(pickler.class_id(cls))
+        return _part(packer, cls, names)
+    name = tuple(packer.class_id(cls))
     if issubclass(cls, enum.Enum) and cls.__members__:
         made: tuple[Any, ...] = make_classes.make_enum, (name, *enum_description(cls))
-        return pickler.nested(
+        return packer.nested(
             cls, made, make_classes.fill_enum, lambda: enum_state(cls, _attributes(cls))
         )
     made = make_classes.make_class, (name, type(cls), cls.__name__, cls.__bases__, _given(cls))
-    return pickler.nested(cls, made, make_classes.fill_class, lambda: _state(cls))
+    return packer.nested(cls, made, make_classes.fill_class, lambda: _state(cls))
 
 
 def _given(cls: type) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def _is_made_with(cls: type, value: Any) -> bool:
     return is_descriptor and value.__objclass__ is cls
 
 
-def _part(pickler: Pickler, cls: type, names: set[str]) -> Any:
+def _part(packer: Packer, cls: type, names: set[str]) -> Any:
     """A class of which only some attributes are read, those of its bases among them."""
     local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
     installed = [base for base in cls.__mro__ if base not in local]
@@ -123,7 +121,7 @@ def _part(pickler: Pickler, cls: type, names: set[str]) -> Any:
     found = {name: value for name in sorted(names) for value in _first(local, name)}
     found = {name: value for name, value in found.items() if name not in slots}
     made = make_classes.make_part, (type(cls), cls.__name__, tuple(bases), given)
-    return pickler.nested(cls, made, make_classes.set_attributes, lambda: found)
+    return packer.nested(cls, made, make_classes.set_attributes, lambda: found)
 
 
 def _first(bases: list[type], name: str) -> list[Any]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import rebuild, rewritten
 from jaxd_protocol.packing.codes import find_code, place_of_code
-
-if TYPE_CHECKING:
-    from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.interface import Packer
 
 __all__ = ["is_local_function", "make_library_function", "reduce_function"]
 
@@ -31,32 +29,32 @@ def is_local_function(function: FunctionType) -> bool:
     return is_local_module(function.__globals__.get("__name__"))
 
 
-def reduce_function(pickler: Pickler, function: FunctionType) -> Any:
+def reduce_function(packer: Packer, function: FunctionType) -> Any:
     """A reduce tuple: a local function by value, an installed one by name."""
     if is_local_function(function):
         made: tuple[Any, ...] = (
             rebuild.make_function,
             (
                 function.__code__,
-                pickler.namespace(function.__globals__),
+                packer.namespace(function.__globals__),
                 function.__name__,
-                _cells(pickler, function),
+                _cells(packer, function),
             ),
         )
-        return pickler.nested(
-            function, made, rebuild.fill_function, lambda: _state(function, _own(pickler, function))
+        return packer.nested(
+            function, made, rebuild.fill_function, lambda: _state(function, _own(packer, function))
         )
     name = importable_name(function)
     if name is not None:
-        return pickler.by_name(function, name)
-    made = _library_function(pickler, function)
-    return pickler.nested(function, made, rebuild.fill_function, lambda: _state(function, {}))
+        return packer.by_name(function, name)
+    made = _library_function(packer, function)
+    return packer.nested(function, made, rebuild.fill_function, lambda: _state(function, {}))
 
 
-def _library_function(pickler: Pickler, function: FunctionType) -> tuple[Any, ...]:
+def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]:
     """One that a library made, such as `optax.sgd(0.1).update`: the server's own code, if any."""
     home = str(function.__globals__["__name__"])
-    cells = _cells(pickler, function)
+    cells = _cells(packer, function)
     place = place_of_code(home, function.__code__)
     if place is not None:
         return make_library_function, (place, function.__name__, cells)
@@ -70,9 +68,9 @@ def make_library_function(
     return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
 
 
-def _cells(pickler: Pickler, function: FunctionType) -> tuple[Any, ...] | None:
+def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:
     closure = function.__closure__
-    return None if closure is None else tuple(pickler.cell(cell) for cell in closure)
+    return None if closure is None else tuple(packer.cell(cell) for cell in closure)
 
 
 def _globals(function: FunctionType) -> dict[str, Any]:
@@ -85,10 +83,10 @@ def _globals(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _own(pickler: Pickler, function: FunctionType) -> dict[str, Any]:
+def _own(packer: Packer, function: FunctionType) -> dict[str, Any]:
     """The globals that travel with it; those of an archive are there when it has been run."""
     home = sys.modules.get(str(function.__globals__.get("__name__")))
-    archives = pickler.archives
+    archives = packer.archives
     if archives is not None and home is not None and vars(home) is function.__globals__:
         return {} if archives.name_of(home) is not None else _globals(function)
     return _globals(function)

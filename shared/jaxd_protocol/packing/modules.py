@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import overlays, rebuild
-
-if TYPE_CHECKING:
-    from jaxd_protocol.packing.pickler import Pickler
+from jaxd_protocol.packing.interface import Packer
 
 __all__ = [
     "StrayNamespace",
@@ -39,20 +37,20 @@ class StrayNamespace:
         self.namespace = namespace
 
 
-def reduce_module(pickler: Pickler, module: ModuleType) -> Any:
+def reduce_module(packer: Packer, module: ModuleType) -> Any:
     """A reduce tuple."""
     name = module.__name__
     if not is_local_module(name):
-        return _installed(pickler, module)
+        return _installed(packer, module)
     refuse_compiled(module)
-    made = rebuild.make_module, (pickler.blob, *_description(vars(module), name), _listed(module))
-    return (*made, _content(pickler, module), None, None, rebuild.fill_module)
+    made = rebuild.make_module, (packer.blob, *_description(vars(module), name), _listed(module))
+    return (*made, _content(packer, module), None, None, rebuild.fill_module)
 
 
-def reduce_stray(pickler: Pickler, stray: StrayNamespace) -> Any:
+def reduce_stray(packer: Packer, stray: StrayNamespace) -> Any:
     """As an empty module that nobody can import."""
     name = str(stray.namespace.get("__name__"))
-    return rebuild.make_module, (pickler.blob, *_description(stray.namespace, name), False)
+    return rebuild.make_module, (packer.blob, *_description(stray.namespace, name), False)
 
 
 def _description(namespace: dict[str, Any], name: str) -> tuple[str, str | None, str]:
@@ -67,15 +65,15 @@ def _listed(module: ModuleType) -> bool:
     return sys.modules.get(module.__name__) is module
 
 
-def _content(pickler: Pickler, module: ModuleType) -> dict[str, Any]:
-    names = pickler.names_of_module(module)
+def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
+    names = packer.names_of_module(module)
     if names is None:
         names = set(vars(module)) - _PYTHONS_OWN
         names = {name for name in names if not name.startswith("@py")}
-        return {name: pickler.if_possible(vars(module)[name]) for name in sorted(names)}
+        return {name: packer.if_possible(vars(module)[name]) for name in sorted(names)}
     found = {name: _attribute(module, name) for name in sorted(names)}
     kept = {name: value for name, value in found.items() if value is not _missing}
-    return kept | pickler.given_of(module)
+    return kept | packer.given_of(module)
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -88,16 +86,16 @@ def _attribute(module: ModuleType, name: str) -> Any:
     return value
 
 
-def _installed(pickler: Pickler, module: ModuleType) -> Any:
+def _installed(packer: Packer, module: ModuleType) -> Any:
     """By name, together with what its reached attributes are here."""
-    attributes = dict(sorted(pickler.carried.get(module.__name__, {}).items()))
-    for below in sorted(pickler.carried_below(module.__name__)):
+    attributes = dict(sorted(packer.carried.get(module.__name__, {}).items()))
+    for below in sorted(packer.carried_below(module.__name__)):
         child = vars(module).get(below)
         if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
             attributes.setdefault(below, child)
     if not attributes:
         return overlays.installed_module, (module.__name__,)
-    return overlays.overlay, (pickler.blob, module.__name__, attributes)
+    return overlays.overlay, (packer.blob, module.__name__, attributes)
 
 
 def refuse_compiled(module: object) -> None:

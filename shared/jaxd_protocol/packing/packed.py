@@ -15,9 +15,10 @@ from typing import Any, Final
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.fingerprint.facts import Reach
-from jaxd_protocol.packing.archives import add_archive, archive_arguments
+from jaxd_protocol.packing.archives import add_archive
 from jaxd_protocol.packing.boxes import Box
 from jaxd_protocol.packing.functions import is_local_function
+from jaxd_protocol.packing.pack_archives import archive_arguments
 from jaxd_protocol.packing.pickler import Pickler
 from jaxd_protocol.packing.private_imports import add_sources
 from jaxd_protocol.packing.table import ClassId

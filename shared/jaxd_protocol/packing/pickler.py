@@ -18,7 +18,6 @@ from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.jax_objects import reduce_jax
 from jaxd_protocol.packing import rebuild
-from jaxd_protocol.packing.archives import reduce_archived
 from jaxd_protocol.packing.arrays import reduce_array
 from jaxd_protocol.packing.boxes import Box, boxed_cell, boxed_dict, boxed_set
 from jaxd_protocol.packing.classes import class_name, reduce_class
@@ -30,6 +29,7 @@ from jaxd_protocol.packing.instances import (
     reduce_part,
     reduce_singleton,
 )
+from jaxd_protocol.packing.interface import Filler
 from jaxd_protocol.packing.misc import DISPATCH, reduce_stream
 from jaxd_protocol.packing.modules import (
     StrayNamespace,
@@ -37,6 +37,7 @@ from jaxd_protocol.packing.modules import (
     reduce_stray,
     refuse_compiled_object,
 )
+from jaxd_protocol.packing.pack_archives import reduce_archived
 from jaxd_protocol.packing.placeholders import make_placeholder
 from jaxd_protocol.packing.private_imports import make_blob
 from jaxd_protocol.packing.table import ClassId
@@ -53,8 +54,6 @@ _END: Final = object()
 
 _CONTAINERS: Final = frozenset({dict, list, set})
 """Types that pickle does not ask `reducer_override` about."""
-
-Filler = Callable[[Any, Any], None]
 
 
 class _BlobMark:

@@ -13,14 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.installed import is_local_file
-
-if TYPE_CHECKING:
-    from jaxd_protocol.packing.archives import ArrivedArchive
 
 __all__ = ["Blob", "NotShipped", "add_sources", "make_blob"]
 
@@ -50,7 +47,7 @@ class Blob:
         self.overlays: dict[str, ModuleType] = {}
         self.namespaces: set[str] = set()
         self.kept: list[Any] = []
-        self.arrived: ArrivedArchive | None = None
+        self.arrived: Blob | None = None
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
         self._executed: dict[str, ModuleType] = {}
         self._lock = threading.RLock()  # guards _executed, while a source runs
@@ -77,10 +74,9 @@ class Blob:
         full = _absolute(name, globals or {}, level)
         if not self._is_ours(full):
             archive = self.arrived
-            if archive is not None and archive.has(full):
+            if archive is not None and archive._is_ours(full):
                 return archive._import(full, globals, locals, fromlist)
-            module = builtins.__import__(full, globals, locals, fromlist or (), 0)
-            module = self.overlays.get(module.__name__, module)
+            module = self.special(builtins.__import__(full, globals, locals, fromlist or (), 0))
             return module if archive is None else archive.special(module)
         module = self._load(full)
         wanted = fromlist or ()
@@ -89,6 +85,10 @@ class Blob:
         for item in wanted:
             self._load_from(module, full, item)
         return module if fromlist else self._load(full.partition(".")[0])
+
+    def special(self, module: ModuleType) -> ModuleType:
+        """A module of the server's own, as the code of this blob has it."""
+        return self.overlays.get(module.__name__, module)
 
     def _is_ours(self, name: str) -> bool:
         if name in self.modules or name in self.sources:

@@ -14,7 +14,6 @@ from typing import Any
 
 from jaxd_protocol.importable import find_object
 from jaxd_protocol.packing.private_imports import Blob
-from jaxd_protocol.packing.table import ClassId, server_table
 
 __all__ = [
     "ThreadLocal",
@@ -28,8 +27,6 @@ __all__ = [
     "fill_module",
     "fill_set",
     "find_object",
-    "interned",
-    "interned_class",
     "is_slot",
     "make_cached",
     "make_cell",
@@ -186,24 +183,6 @@ def make_view(kind: str, items: Iterable[Any]) -> Any:
     if kind == "keys":
         return dict.fromkeys(items).keys()
     return dict(enumerate(items)).values()
-
-
-def interned(content: bytes, data: bytes) -> Any:
-    """A callable or class of an argument: the same object whenever the content is the same."""
-    from jaxd_protocol.packing.unpickler import unpack_function
-
-    return server_table.callable_of(content, lambda: unpack_function(data).function)
-
-
-def interned_class(name: tuple[bytes, str, str], data: bytes) -> type:
-    """A class of the user's own that an argument holds an instance of."""
-    from jaxd_protocol.packing.unpickler import unpack_function
-
-    found = server_table.find_class(ClassId(*name))
-    if found is None:
-        made: Any = unpack_function(data).function
-        found = server_table.find_class(ClassId(*name)) or made
-    return found
 
 
 def make_reference(blob: Blob, value: Any) -> Any:

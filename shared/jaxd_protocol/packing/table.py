@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ClassId", "Table", "id_of", "server_table"]
+__all__ = ["ClassId", "Table", "server_table"]
 
 _MAX_CALLABLES: Final = 4096
 _MAINS: Final = frozenset({"__main__", "__mp_main__"})
@@ -154,10 +154,3 @@ class Table:
 
 server_table: Final = Table()
 """That of this process."""
-
-
-def id_of(value: Any) -> bytes | None:
-    """The content id by which a class or callable arrived in this process; None for others."""
-    from jaxd_protocol.packing.archives import id_in_archive
-
-    return server_table.id_of(value) or id_in_archive(value)

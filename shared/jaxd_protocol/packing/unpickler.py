@@ -13,9 +13,9 @@ from jaxd_protocol.fingerprint.facts import Source
 from jaxd_protocol.packing.archives import ArrivedArchive
 from jaxd_protocol.packing.doors import doors
 from jaxd_protocol.packing.private_imports import Blob
-from jaxd_protocol.packing.table import server_table
+from jaxd_protocol.packing.table import ClassId, server_table
 
-__all__ = ["Unpacked", "unpack", "unpack_function"]
+__all__ = ["Unpacked", "interned", "interned_class", "unpack", "unpack_function"]
 
 
 class Unpacked(NamedTuple):
@@ -71,7 +71,22 @@ def unpack_function(data: bytes | memoryview) -> Unpacked:
     with server_table.making():
         blob, _, function = _load(data, ())
     assert isinstance(blob, Blob)
+    assert isinstance(blob.arrived, ArrivedArchive | None)
     return Unpacked(function, blob.modules, blob.sources, blob.overlays, blob.arrived)
+
+
+def interned(content: bytes, data: bytes) -> Any:
+    """A callable or class of an argument: the same object whenever the content is the same."""
+    return server_table.callable_of(content, lambda: unpack_function(data).function)
+
+
+def interned_class(name: tuple[bytes, str, str], data: bytes) -> type:
+    """A class of the user's own that an argument holds an instance of."""
+    found = server_table.find_class(ClassId(*name))
+    if found is None:
+        made: Any = unpack_function(data).function
+        found = server_table.find_class(ClassId(*name)) or made
+    return found
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:

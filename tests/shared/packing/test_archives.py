@@ -14,10 +14,10 @@ from jaxd_protocol.fingerprint.facts import Archive, Source
 from jaxd_protocol.packing.archives import (
     ArrivedArchive,
     add_archive,
-    archive_arguments,
     find_archived,
     id_in_archive,
 )
+from jaxd_protocol.packing.pack_archives import archive_arguments
 from jaxd_protocol.packing.private_imports import Blob, NotShipped
 
 FILES = {
@@ -122,7 +122,7 @@ def test_code_by_value_imports_from_the_archive(blob: Blob) -> None:
 
 def test_what_was_asked_for_has_a_name(blob: Blob) -> None:
     """The server's walk says it as the client's did."""
-    assert blob.arrived is not None
+    assert isinstance(blob.arrived, ArrivedArchive)
     params = find(blob, "some_shop.base", "Params")
     assert blob.arrived.name_of(params) == ("some_shop.base", "Params")
     assert blob.arrived.name_of(object()) is None
@@ -130,7 +130,7 @@ def test_what_was_asked_for_has_a_name(blob: Blob) -> None:
 
 def test_a_class_has_an_id_by_which_its_client_finds_its_own(blob: Blob) -> None:
     """Also one that nobody has asked for by name."""
-    assert blob.arrived is not None
+    assert isinstance(blob.arrived, ArrivedArchive)
     content = archived_id(blob.arrived.archive.content, ("some_shop.base", "Params"))
     assert id_in_archive(vars(find(blob, "some_shop.base", ""))["Params"]) == content
     assert id_in_archive(dict) is None
@@ -146,7 +146,7 @@ def test_an_archive_goes_with_the_last_that_came_with_it() -> None:
     """Nothing of an old version stays."""
     blob = Blob()
     add_archive(blob, *archive_arguments(shop_archive(late="GONE = 1\n")))
-    assert blob.arrived is not None
+    assert isinstance(blob.arrived, ArrivedArchive)
     content = blob.arrived.archive.content
     del blob
     gc.collect()
