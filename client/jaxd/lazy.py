@@ -103,8 +103,10 @@ class LazyArray(ArrayLike):
         return format(self._number() if not self.shape else self._touched(), spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from jaxd_protocol.pickling.names import call
+
         dtype, shape, data = self.raw
-        return _restore, (dtype, shape, bytes(data))
+        return call, ("lazy_array", dtype, shape, bytes(data))
 
 
 def _is_ordinary(number: float) -> bool:

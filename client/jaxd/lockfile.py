@@ -1,6 +1,6 @@
 """A file of recipes: what `jaxd warm --record` writes and `jaxd warm` builds.
 
-    magic with the format's number | BLAKE2b of what follows, 16 bytes | zlib of one literal
+    magic with the protocol's version | BLAKE2b of what follows, 16 bytes | zlib of one literal
 
 Data only. The code in it stays closed here; a server unpacks it when it is asked to build it.
 """
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from jaxd_protocol import PROTOCOL_VERSION
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.recipes import Recipe, RecordedCall
 from jaxd_protocol.trees.literals import dump_literal, load_literal
@@ -22,7 +23,7 @@ from jaxd_protocol.trees.literals import dump_literal, load_literal
 __all__ = ["prove_writable", "read_lockfile", "write_lockfile"]
 
 _NAME: Final = b"jaxd lockfile "
-_MAGIC: Final = _NAME + b"1\n"
+_MAGIC: Final = b"%s%d\n" % (_NAME, PROTOCOL_VERSION)
 _DIGEST_BYTES: Final = 16
 
 

@@ -40,9 +40,9 @@ class RemoteObject:
         return self
 
     def __reduce__(self) -> Any:
-        from jaxd_protocol.keepsakes import recall
+        from jaxd_protocol.pickling.names import call
 
-        return recall, (self.token,)
+        return call, ("kept_object", self.token)
 
     def __repr__(self) -> str:
         return f"<RemoteObject: {self.about}, on the server; from a result of {self.function}>"

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import jax
 
+from jaxd_protocol import PROTOCOL_VERSION
 from jaxd_server.store.files import FORMAT
 
 __all__ = ["Target", "target"]
@@ -100,6 +101,7 @@ def target(more: Mapping[str, str] = MappingProxyType({})) -> Target:
 
 def _facts() -> Iterator[tuple[str, str]]:
     yield "format", str(FORMAT)
+    yield "protocol", str(PROTOCOL_VERSION)  # of which packed code is a part
     yield "python", str(sys.implementation.cache_tag)
     yield "machine", f"{sys.platform} {platform.machine()}"
     for name in _MODULES:

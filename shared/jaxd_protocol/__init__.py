@@ -9,5 +9,5 @@ __all__ = ["PROTOCOL_VERSION", "__version__"]
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever an old client could misread a new server, or the other way round."""

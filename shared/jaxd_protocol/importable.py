@@ -50,13 +50,13 @@ def name_within(package: str, value: Any) -> tuple[str, str] | None:
 
 
 def find_object(module: str, name: str) -> Any:
-    """The object of that name, importing the module if need be.
+    """The object of that name, importing the module if need be; without a name, the module.
 
     Raises:
         ImportError: when this process has no such module, or the module no such name.
     """
     found: Any = importlib.import_module(module)
-    for part in name.split("."):
+    for part in name.split(".") if name else ():
         found = getattr(found, part, _missing)
         if found is _missing:
             raise ImportError(

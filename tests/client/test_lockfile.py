@@ -86,7 +86,7 @@ def test_each_kind_of_trouble_is_told_apart(path: str) -> None:
     whole = Path(path).read_bytes()
     for data, words in (
         (whole[:-1], "is damaged"),
-        (whole.replace(b"lockfile 1", b"lockfile 2"), "another version of jaxd"),
+        (whole.replace(b"lockfile ", b"lockfile 1", 1), "another version of jaxd"),
         (b"# requirements\n", "is no lockfile"),
     ):
         Path(path).write_bytes(data)

@@ -92,6 +92,12 @@ def test_the_format_of_the_store_counts(others: Any, monkeypatch: pytest.MonkeyP
     assert others() == {"format"}
 
 
+def test_the_protocol_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was packed for another one is not even looked at."""
+    monkeypatch.setattr(module, "PROTOCOL_VERSION", -1)
+    assert others() == {"protocol"}
+
+
 def test_the_python_version_counts(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed functions hold bytecode."""
     other = SimpleNamespace(cache_tag="cpython-399")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxd_protocol.pickling.names import HERE
+
 __all__ = ["Batched"]
 
 
@@ -16,6 +18,8 @@ class Batched:
         size: of a batch.
         axes: as `in_axes` of `jax.vmap`, if each call does not say it of each leaf.
     """
+
+    __module__ = HERE  # keys and packed bytes name it
 
     def __init__(self, function: Callable[..., Any], size: int, axes: Any = None) -> None:
         self.function = function

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.errors import LostUpdateError
+from jaxd_protocol.pickling.names import HERE
 
 __all__ = [
     "GIVEN",
@@ -108,6 +109,8 @@ class Updating:
         refuses: a change is an error, and calls return only what the function returns.
         all_of_them: return what did not change as well: the caller gives up its own arrays.
     """
+
+    __module__ = HERE  # keys and packed bytes name it
 
     def __init__(
         self,

@@ -11,10 +11,10 @@ from jaxd_protocol.fingerprint.bytecode import facts_of
 from jaxd_protocol.importable import importable_name
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import rebuild, rewritten
-from jaxd_protocol.packing.codes import find_code, place_of_code
+from jaxd_protocol.packing.codes import place_of_code
 from jaxd_protocol.packing.interface import Packer
 
-__all__ = ["is_local_function", "make_library_function", "reduce_function"]
+__all__ = ["is_local_function", "reduce_function"]
 
 _OF_THE_MODULE: Final = frozenset(
     {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
@@ -57,15 +57,8 @@ def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]
     cells = _cells(packer, function)
     place = place_of_code(home, function.__code__)
     if place is not None:
-        return make_library_function, (place, function.__name__, cells)
+        return rebuild.make_library_function, (place, function.__name__, cells)
     return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
-
-
-def make_library_function(
-    place: tuple[str, str, tuple[str, ...], bytes], name: str, cells: tuple[CellType, ...] | None
-) -> FunctionType:
-    """A function of code that this process's own library has."""
-    return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
 
 
 def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:

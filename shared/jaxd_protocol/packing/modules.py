@@ -11,6 +11,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.packing import overlays, rebuild
 from jaxd_protocol.packing.interface import Packer
+from jaxd_protocol.pickling.names import find, name_of
 
 __all__ = [
     "StrayNamespace",
@@ -94,6 +95,11 @@ def _installed(packer: Packer, module: ModuleType) -> Any:
         if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
             attributes.setdefault(below, child)
     if not attributes:
+        stable = name_of(
+            module.__name__, ""
+        )  # for the asserts that pytest rewrites
+        if stable is not None:
+            return find, (stable,)
         return overlays.installed_module, (module.__name__,)
     return overlays.overlay, (packer.blob, module.__name__, attributes)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.facts import Reach
 from jaxd_protocol.importable import importable_name
-from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.jax_objects import reduce_jax
 from jaxd_protocol.packing import rebuild
 from jaxd_protocol.packing.arrays import reduce_array
@@ -41,6 +41,7 @@ from jaxd_protocol.packing.pack_archives import reduce_archived
 from jaxd_protocol.packing.placeholders import make_placeholder
 from jaxd_protocol.packing.private_imports import make_blob
 from jaxd_protocol.packing.table import ClassId
+from jaxd_protocol.pickling import names
 
 __all__ = ["PROTOCOL", "Pickler"]
 
@@ -181,6 +182,12 @@ class Pickler(pickle.Pickler):
 
     def by_name(self, value: Any, name: tuple[str, str]) -> Any:
         """An installed object under the name that leads to it."""
+        if name[0].partition(".")[0] in OWN_PACKAGES:
+            stable = names.name_of(*name)
+            if stable is not None:
+                return names.find, (stable,)
+            if getattr(sys.modules.get("jaxd"), name[1], None) is value:
+                name = "jaxd", name[1]
         own = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
         return name[1] if name == own else (rebuild.find_object, name)
 

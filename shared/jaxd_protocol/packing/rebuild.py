@@ -13,6 +13,7 @@ from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from jaxd_protocol.importable import find_object
+from jaxd_protocol.packing.codes import CodePlace, find_code
 from jaxd_protocol.packing.private_imports import Blob
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "make_function",
     "make_function_in",
     "make_instance",
+    "make_library_function",
     "make_module",
     "make_reference",
     "make_type_variable",
@@ -117,6 +119,13 @@ def make_function_in(
 ) -> FunctionType:
     """A function of code that an installed module made at run time."""
     return FunctionType(code, vars(importlib.import_module(module)), name, None, cells)
+
+
+def make_library_function(
+    place: CodePlace, name: str, cells: tuple[CellType, ...] | None
+) -> FunctionType:
+    """A function of code that this process's own library has."""
+    return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
 
 
 def fill_function(function: FunctionType, state: dict[str, Any]) -> None:

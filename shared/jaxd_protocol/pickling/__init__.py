@@ -1,0 +1,1 @@
+"""Functions and objects to bytes and back."""

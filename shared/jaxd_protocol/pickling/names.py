@@ -1,0 +1,112 @@
+"""The names by which packed bytes call what is ours: a part of the wire format.
+
+Packed bytes travel between two versions of jaxd and stay on disk. They name this module and no
+other one of ours, so that everything else may move; this one, and the names in the table, never do.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.importable import find_object
+
+HERE: Final = __name__
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_MODULES: Final = {
+    "jaxd.lazy": {"lazy_array": "_restore"},
+    "jaxd_protocol.fingerprint.facts": _same("Source"),
+    "jaxd_protocol.importable": _same("find_object"),
+    "jaxd_protocol.jax_objects.batches": _same("Batched"),
+    "jaxd_protocol.jax_objects.jits": {"jax_jit": "jit_again"},
+    "jaxd_protocol.jax_objects.nnx_updates": _same("Updating"),
+    "jaxd_protocol.jax_objects.reducing": {
+        "empty_jax_object": "_empty",
+        "fill_jax_object": "_set_attributes",
+        "jax_device": "_device_here",
+        "jax_exported": "_exported_again",
+        "jax_weakref_cache": "_cache_again",
+        "none": "_none",
+    },
+    "jaxd_protocol.jax_objects.registrations": _same("Registration"),
+    "jaxd_protocol.keepsakes": {"kept_object": "recall"},
+    "jaxd_protocol.live": _same("Live"),
+    "jaxd_protocol.nested": _same("nested"),
+    "jaxd_protocol.packing.archives": _same("add_archive", "find_archived"),
+    "jaxd_protocol.packing.arrays": {
+        "fill_object_array": "_fill_objects",
+        **_same("make_array", "make_jax_array", "make_object_array", "make_scalar"),
+    },
+    "jaxd_protocol.packing.make_classes": {
+        "fill_part": "set_attributes",
+        **_same("fill_class", "fill_enum", "make_class", "make_enum", "make_part"),
+    },
+    "jaxd_protocol.packing.overlays": {"patched_module": "overlay", **_same("installed_module")},
+    "jaxd_protocol.packing.placeholders": _same("make_placeholder"),
+    "jaxd_protocol.packing.private_imports": {"blob": "make_blob", **_same("add_sources")},
+    "jaxd_protocol.packing.rebuild": _same(
+        *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
+        *("fill_function", "fill_instance", "fill_later", "fill_module", "fill_set"),
+        *("make_cached", "make_cell", "make_code", "make_context_variable", "make_event"),
+        *("make_function", "make_function_in", "make_instance", "make_library_function"),
+        *("make_module", "make_reference", "make_type_variable", "make_view", "namespace_of"),
+        *("same", "standard_stream"),
+    ),
+    "jaxd_protocol.packing.rewritten": {"pytest_asserts": ""},
+    "jaxd_protocol.packing.unpickler": _same("interned", "interned_class"),
+    "jaxd_protocol.transformations.transformed": _same("Transformed"),
+}
+"""For each module as it is called now: names in packed bytes, and what they are there.
+
+An empty name there is the module itself.
+"""
+
+PLACES: Final = MappingProxyType(
+    {name: (module, there) for module, names in _MODULES.items() for name, there in names.items()}
+)
+"""For each name in packed bytes the module and the name that lead to the object now."""
+
+_NAMES: Final = {place: name for name, place in PLACES.items()}
+
+
+def name_of(module: str, name: str) -> str | None:
+    """How packed bytes call an object of ours, given where it is; None when it is not for them."""
+    return _NAMES.get((module, name))
+
+
+def find(name: str) -> Any:
+    """The object of that name, importing its module if need be.
+
+    Raises:
+        PackingError: when there is none.
+    """
+    place = PLACES.get(name)
+    if place is None:
+        raise PackingError(
+            f"what was packed needs {name!r} of jaxd, which the jaxd here does not have. Install "
+            "the same version of jaxd on both ends."
+        )
+    return find_object(*place)
+
+
+def call(name: str, *args: Any) -> Any:
+    """What the function of that name returns: for the `__reduce__` of an object of ours.
+
+    Raises:
+        PackingError: as `find`.
+        Exception: whatever it raises.
+    """
+    return find(name)(*args)
+
+
+def __getattr__(name: str) -> Any:
+    """For classes that say that they are of this module, since keys name classes by it."""
+    if name not in PLACES:
+        raise AttributeError(name)
+    return find(name)
