@@ -195,4 +195,4 @@ class Ledger:
         if twin is None:
             return description
         known = {part: part for part in twin.parts}
-        return replace(description, parts=tuple(known.get(p, p) for p in description.parts))
+        return description._replace(parts=tuple(known.get(p, p) for p in description.parts))

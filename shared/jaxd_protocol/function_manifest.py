@@ -8,7 +8,6 @@ same. It also keeps the parts, to say later how another function differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -144,8 +143,7 @@ class Meaning(NamedTuple):
 _LENGTH: Final = len(Meaning._fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(NamedTuple):
     """A function with its options.
 
     Attributes:

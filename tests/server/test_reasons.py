@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def test_other_options_of_the_same_code_are_all_that_is_told() -> None:
     """The fingerprint says that nothing else differs."""
     step = described()
     ledger = ledger_of((step, (X,)))
-    other = replace(step, options=Options(config=(("jax_enable_x64", True),)))
+    other = step._replace(options=Options(config=(("jax_enable_x64", True),)))
     assert why(ledger, other, X).text == "jax_enable_x64: False → True"
 
 
@@ -107,7 +106,7 @@ def test_what_was_dropped_says_so() -> None:
 def test_a_namesake_from_another_file_is_not_near() -> None:
     """Everybody has a function called step."""
     namesake = described(value_part("A", "1"), where="other.py:1")
-    namesake = replace(namesake, parts=(function_part("step", "else", "other.py:1"),))
+    namesake = namesake._replace(parts=(function_part("step", "else", "other.py:1"),))
     assert why(ledger_of((namesake, (X,))), described(), X).nearest is None
 
 
@@ -115,7 +114,7 @@ def test_a_function_that_moved_is_near() -> None:
     """Most of it is the same."""
     helpers = [function_part(name, name, "u.py:1") for name in "abcd"]
     before, after = (described(*helpers, where=where) for where in ("old.py:1", "new.py:1"))
-    after = replace(after, parts=(function_part("step", "new", "new.py:1"), *helpers))
+    after = after._replace(parts=(function_part("step", "new", "new.py:1"), *helpers))
     reason = why(ledger_of((before, (X,))), after, X)
     assert reason.text == "function step (new.py:1): code changed"
 
@@ -149,7 +148,7 @@ def test_without_arguments_functions_are_compared() -> None:
 def test_what_no_two_processes_share_says_so() -> None:
     """Its fingerprint is like no other, though every part is the same."""
     step = described()
-    other = replace(step, fingerprint=b"another" * 2, shared=False)
+    other = step._replace(fingerprint=b"another" * 2, shared=False)
     text = "it reaches something that has no content to compare, so every process compiles its own"
     assert why(ledger_of((step, (X,))), other, X).text == text
 

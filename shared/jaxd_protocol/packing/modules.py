@@ -95,9 +95,7 @@ def _installed(packer: Packer, module: ModuleType) -> Any:
         if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
             attributes.setdefault(below, child)
     if not attributes:
-        stable = name_of(
-            module.__name__, ""
-        )  # for the asserts that pytest rewrites
+        stable = name_of(module.__name__, "")  # for the asserts that pytest rewrites
         if stable is not None:
             return find, (stable,)
         return overlays.installed_module, (module.__name__,)
