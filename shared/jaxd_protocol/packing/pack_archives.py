@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxd_protocol.fingerprint.archives import Archive
+from jaxd_protocol.fingerprint.facts import Archive
 from jaxd_protocol.nested import PlainInside
 from jaxd_protocol.packing.archives import find_archived
 from jaxd_protocol.packing.interface import Packer

@@ -37,7 +37,7 @@ _MODULES: Final = {
     "jaxd_protocol.jax_objects.registrations": _same("Registration"),
     "jaxd_protocol.keepsakes": {"kept_object": "recall"},
     "jaxd_protocol.live": _same("Live"),
-    "jaxd_protocol.nested": _same("nested"),
+    "jaxd_protocol.jit.nested": _same("nested"),
     "jaxd_protocol.packing.archives": _same("add_archive", "find_archived"),
     "jaxd_protocol.packing.arrays": {
         "fill_object_array": "_fill_objects",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint.archives import Archive
+from jaxd_protocol.fingerprint.archives import archive_of
 from jaxd_protocol.fingerprint.facts import Reach, Source
 from jaxd_protocol.packing.archives import find_archived
 from jaxd_protocol.packing.pack_archives import archive_arguments, reduce_archived
 from jaxd_protocol.packing.pickler import Pickler
 
-ARCHIVE = Archive({name: Source(compile("", name, "exec"), False) for name in ("b", "a")})
+ARCHIVE = archive_of({name: Source(compile("", name, "exec"), False) for name in ("b", "a")}, ())
 
 
 class _Archives:
