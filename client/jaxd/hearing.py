@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,10 +24,9 @@ from jaxd_protocol.remote_frames import shown_file
 
 __all__ = ["HEARD", "Hearing"]
 
-HEARD: Final = frozenset({"print", "warned", "logged", "compiled", "unsaid"})
+HEARD: Final = frozenset({"print", "warned", "logged", "compiled"})
 """The kinds of events that are for here."""
 
-_MOST_BUILDS: Final = 4096
 _MOST_LOGGERS: Final = 256
 """That a server can have made here."""
 
@@ -53,21 +51,12 @@ class Hearing:
         self._registries: dict[str, dict[Any, Any]] = {}
         self._loggers = 0
         self.before = HeardBefore()
-        self.after_fork()
-        forget_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Has locks of its own, as the child of a fork must."""
-        self._lock = threading.Lock()  # guards _heard
-        self._heard: dict[str, int] = getattr(self, "_heard", {})  # events by build
-        self.before.after_fork()
+        forget_after_fork(self.before)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Call `number` of a connection says something."""
-        if kind == "unsaid":
-            with self._lock:
-                self._heard.pop(str(content.get("of")), None)
-        elif self._is_new(connection, number, kind, content):
+        thing = kind, content.get("text")
+        if kind == "compiled" or not self.before.was_said(connection, number, thing):
             with suppress(Exception):  # whatever a stream or handler of the user's does
                 if kind == "print":
                     self._print(content)
@@ -77,30 +66,6 @@ class Hearing:
                     self._log(content)
                 else:
                     self._notices.later(connection, number, lambda: self._compiled(content))
-
-    def forget(self, key: bytes) -> None:
-        """What is built for a key from now on says everything anew."""
-        with self._lock:
-            for name in [name for name in self._heard if name.startswith(key.hex())]:
-                del self._heard[name]
-
-    def _is_new(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> bool:
-        """Whether it was not heard before.
-
-        From another build of the same program, or from the same call before it was lost.
-        """
-        name, place = content.get("of"), content.get("at")
-        if not isinstance(name, str) or not isinstance(place, int):
-            return kind == "compiled" or not self.before.was_said(
-                connection, number, (kind, content.get("text"))
-            )
-        with self._lock:
-            if place < self._heard.get(name, 0):
-                return False
-            if len(self._heard) >= _MOST_BUILDS:
-                self._heard.clear()
-            self._heard[name] = place + 1
-        return True
 
     def _print(self, content: dict[str, Any]) -> None:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout

@@ -125,8 +125,6 @@ def forget(caller: Caller | None, spec: Spec) -> int:
     identity = spec.identity
     known = {each.key for pinned in identity.pinned.values() for each in pinned.specs.values()}
     known |= {each.key for each in identity.specs.values()}
-    for key in known:
-        caller.hearing.forget(key)
     return sum(caller.ask("forget", key)["executables"] for key in sorted(known))
 
 

@@ -14,6 +14,7 @@ from jaxd_protocol.wire import Frame, Value
 from jaxd_server.aims import Aim
 from jaxd_server.callback_messages import pack_callback, read_callback
 from jaxd_server.function import Described
+from jaxd_server.progress import OUTPUT
 
 __all__ = ["Asking"]
 
@@ -107,5 +108,5 @@ class Asking:
         send("event", self._number, kind, json.dumps(content))
 
 
-_SAID: Final = frozenset({"print", "warned", "logged", "compiled", "unsaid"})
+_SAID: Final = OUTPUT | {"compiled"}
 """Events that are the user's own: none of them is left out."""

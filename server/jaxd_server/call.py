@@ -19,7 +19,6 @@ from jaxd_server.marshal import empty_leaves, read_leaves
 from jaxd_server.progress import SILENT, Emit
 from jaxd_server.replies import Reply
 from jaxd_server.result_forms import pack_result
-from jaxd_server.said import Said
 from jaxd_server.sessions import Session
 
 __all__ = ["Call", "Deliver", "deliver_home"]
@@ -63,7 +62,6 @@ class Call:
         given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
-        said: takes what its function says while it is traced; None: nothing is.
         device: the index of the one that it runs on, once its function is known.
         inflated: how many bytes there is room for of what its compressed data becomes; or why
             there is none.
@@ -93,7 +91,6 @@ class Call:
     given: Mapping[int, int] = field(default_factory=dict)
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
-    said: Said | None = None
     device: int = 0
     inflated: int | JaxdError = 0
     interest: Interest = EVER

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_protocol.trees import Layout
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.call import Call
 from jaxd_server.decisions import Decisions
 from jaxd_server.executable import Executable
 from jaxd_server.function import Function
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import Arguments
-from jaxd_server.said import heard
+from jaxd_server.progress import OutputOnce
 from jaxd_server.shortage import Shortage
 
 __all__ = ["Commission"]
@@ -62,11 +63,8 @@ class Commission:
             Exception: as `Maker.make`.
         """
         function, call = self._function, self._call
-        recorded = _recorded(call, self._layout)
-        with heard(call):
-            self.made = self._shortage.relieved(
-                lambda: self._maker.make(function, call, self._arguments, recorded)
-            )
+        request = self._request()
+        self.made = self._shortage.relieved(lambda: self._maker.make(request))
         self._decisions.made(function, call.skeleton, self.made, call.emit)
         return self.made.executable
 
@@ -75,6 +73,24 @@ class Commission:
         call = self._call
         self.made = self._maker.moved(one, self._function, call.device, call.session.counts)
         return None if self.made is None else self.made.executable
+
+    def _request(self) -> BuildRequest:
+        call = self._call
+        return BuildRequest(
+            self._function,
+            self._arguments,
+            _recorded(call, self._layout),
+            call.skeleton,
+            call.placement(self._layout),
+            call.blob,
+            call.buffers,
+            call.source,
+            OutputOnce(call.emit),
+            call.device,
+            call.warm_only,
+            call.session.principal,
+            call.session.counts,
+        )
 
 
 def _recorded(call: Call, layout: Layout) -> RecordedCall:

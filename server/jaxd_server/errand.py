@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.failures import ForwardedFailure
 from jaxd_server.adopted_results import adopted
 from jaxd_server.build import present_build
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.compiler import LoweredFunction
-from jaxd_server.function import Function
 from jaxd_server.functions import FunctionSource
 from jaxd_server.logs import log_event
-from jaxd_server.marshal import parse_arguments, structure_of
-from jaxd_server.progress import Emit
+from jaxd_server.marshal import structure_of
+from jaxd_server.progress import OutputOnce
 from jaxd_server.result_forms import ResultForm
 from jaxd_server.shelf import Shelf
 from jaxd_server.tracer_messages import (
@@ -28,9 +28,6 @@ from jaxd_server.tracer_messages import (
 )
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracers import Tracers, asked
-
-if TYPE_CHECKING:
-    from jaxd_server.call import Call
 
 __all__ = ["Errand", "order_of"]
 
@@ -54,7 +51,7 @@ class Errand(NamedTuple):
     order: Order
     source: FunctionSource
     shelf: Shelf | None
-    emit: Emit
+    emit: OutputOnce
 
     def lower(self) -> LoweredFunction | None:
         """The lowered function; None when this process has to trace it after all.
@@ -64,6 +61,7 @@ class Errand(NamedTuple):
             ForwardedFailure: with what the function, or jax, raised.
             InternalError: when the function ended the process that traced it.
         """
+        self.emit.begin_trace()
         reply = asked(self.tracer, self.order, self.emit)
         build = present_build()
         if build is not None:
@@ -71,6 +69,7 @@ class Errand(NamedTuple):
                 self.tracers.heed(reply.side)
             build.check()
         if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
+            self.emit.begin_trace()
             again = self.tracers.alone(self.with_code().order, self.emit)
             if build is not None:
                 build.check()
@@ -114,23 +113,28 @@ class Errand(NamedTuple):
         return _lowered(reply)
 
 
-def order_of(function: Function, call: Call, name: bytes) -> Order | None:
-    """What the tracer has to know of a call, but for the code; None when that is too much."""
-    layout = parse_arguments(call.skeleton)
-    placement = call.placement(layout)
-    scalars, buffers = sent_data(placement, call.blob, call.buffers, warm_only=call.warm_only)
-    described = function.described
+def order_of(request: BuildRequest, name: bytes) -> Order | None:
+    """What the tracer has to know of a call, but for the code; None when that is too much.
+
+    Args:
+        request: what is to be built.
+        name: what this process calls function and signature by.
+    """
+    scalars, buffers = sent_data(
+        request.placement, request.blob, request.buffers, warm_only=request.warm_only
+    )
+    described = request.function.described
     if described.meaning is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
         return None
     return Order(
         0,
-        function.key,
+        request.function.key,
         described.fingerprint,
         described.name,
         described.options.to_bytes(),
         described.meaning.to_message(),
         None,
-        call.skeleton,
+        request.skeleton,
         scalars,
         tuple(map(bytes, buffers)),
         name,

@@ -12,7 +12,6 @@ from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.programs import Program
 from jaxd_server.result_forms import ResultForm
-from jaxd_server.said import NOTHING
 from jaxd_server.staying import Staying
 
 __all__ = ["QUICK_S", "Costs", "Executable"]
@@ -67,8 +66,7 @@ class Executable:
         principal: who has it made.
         kept_as: what it is kept by on disk; empty when it is not.
         stays: what of its result stays on the server, by what its calls want and take.
-        said: what the function said while it was traced, see `Said`.
-        talks: whether it has said something, or calls Python while it runs; both are rare.
+        calls_python: whether it calls Python while it runs, which is rare.
         device: the index of the one that it was made for; a program that is bound has its own.
     """
 
@@ -77,6 +75,7 @@ class Executable:
         "_config",
         "_running",
         "calls",
+        "calls_python",
         "costs",
         "device",
         "form",
@@ -88,13 +87,11 @@ class Executable:
         "program",
         "recorded",
         "run_s",
-        "said",
         "saved_s",
         "serial",
         "start_s",
         "stays",
         "structure",
-        "talks",
     )
 
     def __init__(
@@ -116,8 +113,7 @@ class Executable:
         self.recorded = recorded
         self.structure = structure
         self.device = 0
-        self.said = NOTHING
-        self.talks = program.calls_python
+        self.calls_python = program.calls_python
         self.serial = next(_serials)
         self.principal = ""
         self.kept_as = b""
@@ -161,15 +157,9 @@ class Executable:
             self.structure,
         )
         moved.device = device
-        moved.note_said(self.said)
         moved.principal = self.principal
         moved.kept_as = self.kept_as
         return moved
-
-    def note_said(self, said: str) -> None:
-        """Notes what the function said while it was traced."""
-        self.said = said
-        self.talks = self.talks or bool(said)
 
     def hold(self) -> None:
         """Keeps it in use until `release`."""
@@ -192,7 +182,7 @@ class Executable:
     @property
     def starts_quickly(self) -> bool:
         """Whether a call is dispatched in such a time, however long the device then takes."""
-        return self.start_s is not None and self.start_s <= QUICK_S and not self.talks
+        return self.start_s is not None and self.start_s <= QUICK_S and not self.calls_python
 
     def starts_in(self, seconds: float) -> None:
         """Notes how long a warm call took until it was dispatched."""

@@ -32,7 +32,6 @@ class KeptCall:
         created: when that was, as `time.time()`.
         environment: names the packages that were loaded then.
         principal: who had it made.
-        said: what the function said while it was traced, see `Said`.
     """
 
     name: str
@@ -50,7 +49,6 @@ class KeptCall:
     created: float
     environment: bytes
     principal: str
-    said: str
 
     @property
     def recorded(self) -> RecordedCall:
@@ -70,6 +68,7 @@ class KeptCall:
             ProtocolError, TypeError, ValueError: when it is something else.
         """
         values = dict(content)
+        values.pop("said", None)  # earlier versions kept what a function printed as well
         return cls(**{**values, "form": ResultForm.of(*values["form"])})
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
 from jaxd_server.build import check_wanted, in_turn
 from jaxd_server.build_quota import BuildQuota
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.executable import Costs, Executable
 from jaxd_server.explained import explained
@@ -23,13 +23,12 @@ from jaxd_server.functions import Functions
 from jaxd_server.jax_callbacks import aiming
 from jaxd_server.jax_handover import NotHandedOver
 from jaxd_server.logs import log_event
-from jaxd_server.marshal import Arguments, dynamic, structure_of
+from jaxd_server.marshal import dynamic, structure_of
 from jaxd_server.program_source import ProgramSource
 from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters, Counts
 
 if TYPE_CHECKING:
-    from jaxd_server.call import Call
     from jaxd_server.tracing import Tracing
 
 __all__ = ["Made", "Maker"]
@@ -51,24 +50,6 @@ class Made(NamedTuple):
     was_compiled: bool = False
     name: bytes = b""
     obstacle: str | None = None
-
-
-class _Wanted(NamedTuple):
-    """What is to be made.
-
-    Attributes:
-        function: what is called.
-        call: who calls it.
-        arguments: with what.
-        recorded: the same as it is kept.
-        name: by what it is kept; None when it is not to be.
-    """
-
-    function: Function
-    call: Call
-    arguments: Arguments
-    recorded: RecordedCall
-    name: bytes | None
 
 
 class Maker:
@@ -103,16 +84,8 @@ class Maker:
         self._tracing = tracing
         self._quota = quota or BuildQuota()
 
-    def make(
-        self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
-    ) -> Made:
+    def make(self, request: BuildRequest) -> Made:
         """The executable for a call.
-
-        Args:
-            function: what is called.
-            call: who calls it.
-            arguments: with what.
-            recorded: the same as it is kept.
 
         Raises:
             Interrupted: when nobody waits for it any more.
@@ -121,24 +94,24 @@ class Maker:
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
-        with self._counters.on_behalf_of(call.session.counts):
-            return self._made(function, call, arguments, recorded)
+        with self._counters.on_behalf_of(request.counts):
+            if self._shelf is not None:
+                name = self._shelf.name_of(request.function, request.arguments)
+                request = request._replace(name=name)
+            return self._made(request)
 
-    def _made(
-        self, function: Function, call: Call, arguments: Arguments, recorded: RecordedCall
-    ) -> Made:
-        name = self._shelf.name_of(function, arguments) if self._shelf else None
-        wanted = _Wanted(function, call, arguments, recorded, name)
-        made = self._loaded(wanted)
+    def _made(self, request: BuildRequest) -> Made:
+        function = request.function
+        made = self._loaded(request)
         if made is None:
-            self._quota.require(call.session.principal)
-            made = self._built_elsewhere(wanted)
+            self._quota.require(request.principal)
+            made = self._built_elsewhere(request)
         if made is not None:
             return made
-        self._functions.unpack(function, call.source)
+        self._functions.unpack(function, request.source)
         try:
             with in_turn(self._compiler.room(), function.name):
-                return self._built(wanted)
+                return self._built(request)
         except JaxdError:
             raise
         except TypeError as error:
@@ -165,17 +138,17 @@ class Maker:
         """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
         self.programs.discard(executable.program)
 
-    def _loaded(self, wanted: _Wanted) -> Made | None:
+    def _loaded(self, request: BuildRequest) -> Made | None:
         """What an earlier process has left, if it did and if it is sound."""
-        function, call, _, recorded, name = wanted
+        function, recorded, name = request.function, request.recorded, request.name
         if self._shelf is None or name is None:
             return None
         started = time.monotonic()
         kept = self._shelf.find(function, name)
         if kept is None:
             return None
-        call.emit("stage", {"stage": "load", "function": function.name})
-        program = self.programs.stored(kept.program, call.device)
+        request.emit("stage", {"stage": "load", "function": function.name})
+        program = self.programs.stored(kept.program, request.device)
         if program is None:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
@@ -185,18 +158,18 @@ class Maker:
         config = function.options.config
         form = adopted(kept.form)
         loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
-        loaded.device = call.device
-        loaded.note_said(kept.said)
+        loaded.device = request.device
         loaded.kept_as = name
-        loaded.principal = call.session.principal
+        loaded.principal = request.principal
         return Made(loaded, "load", name=name)
 
-    def _built(self, wanted: _Wanted) -> Made:
-        function, call, arguments, _, _ = wanted
+    def _built(self, request: BuildRequest) -> Made:
+        function, arguments = request.function, request.arguments
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.arrival is not None
         aims = Aims(function.name, function.arrival.targets, function.arrival.listed)
+        request.emit.begin_trace()
         with aiming(aims):
             lowered = self._compiler.lower(
                 function.traceable,
@@ -204,39 +177,35 @@ class Maker:
                 function.options,
                 arguments,
                 structure,
-                call.emit,
+                request.emit,
                 function.captured,
             )
-        return self._finish(wanted, lowered, started)
+        return self._finish(request, lowered, started)
 
-    def _built_elsewhere(self, wanted: _Wanted) -> Made | None:
+    def _built_elsewhere(self, request: BuildRequest) -> Made | None:
         """Has it traced in another process; None when that is not wanted, or not possible."""
-        function, call, arguments, _, _ = wanted
-        errand = self._tracing.errand(function, call, arguments) if self._tracing else None
+        errand = self._tracing.errand(request) if self._tracing else None
         if errand is None:
             return None
-        with in_turn(self._compiler.room(), function.name):
+        with in_turn(self._compiler.room(), request.function.name):
             started = time.monotonic()
             lowered = errand.lower()
             if lowered is None:
-                if call.said is not None:
-                    call.said.begin_again()
                 return None
             try:
-                return self._finish(wanted, lowered, started)
+                return self._finish(request, lowered, started)
             except NotHandedOver as error:  # it could not be read here
-                log_event("tracer_refused", function=function.name, reason=str(error))
+                log_event("tracer_refused", function=request.function.name, reason=str(error))
                 return None
 
-    def _finish(self, wanted: _Wanted, lowered: LoweredFunction, started: float) -> Made:
+    def _finish(self, request: BuildRequest, lowered: LoweredFunction, started: float) -> Made:
         """Compiles what nobody has compiled yet, and puts everything together."""
         check_wanted()
-        function, call, arguments, recorded, name = wanted
+        function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         is_kept = name is not None and obstacle is None
-        program, was_compiled = self.programs.of(function, lowered, call, is_kept=is_kept)
+        program, was_compiled = self.programs.of(request, lowered, is_kept=is_kept)
         costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
-        said = call.said.end() if call.said is not None else ""
         executable = Executable(
             function.name,
             function.key,
@@ -244,15 +213,14 @@ class Maker:
             lowered.form,
             function.options.config,
             costs,
-            recorded,
+            request.recorded,
             lowered.structure,
         )
-        executable.device = call.device
-        executable.note_said(said)
+        executable.device = request.device
         executable.kept_as = b"" if name is None or obstacle is not None else name
-        executable.principal = call.session.principal
-        self._quota.spend(call.session.principal, costs.paid_s)
+        executable.principal = request.principal
+        self._quota.spend(request.principal, costs.paid_s)
         if self._shelf is not None and name is not None:
-            self._shelf.keep(function, name, arguments, executable, obstacle)
-        call.emit("stage", {"stage": "run", "function": function.name})
+            self._shelf.keep(function, name, request.arguments, executable, obstacle)
+        request.emit("stage", {"stage": "run", "function": function.name})
         return Made(executable, "compile", was_compiled, name or b"", obstacle)

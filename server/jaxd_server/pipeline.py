@@ -34,7 +34,6 @@ from jaxd_server.renewal import Renewal
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
 from jaxd_server.running import Running
-from jaxd_server.said import tell_once
 from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
@@ -211,8 +210,6 @@ class Pipeline:
         )
         made = order.made
         self._meet(call.session, executable, made)
-        if executable.talks:
-            tell_once(call, executable, has_heard=made is not None and made.verdict == "compile")
         if call.warm_only:
             self.admission.leave(running)
             report = self._report(executable, made)
@@ -228,7 +225,7 @@ class Pipeline:
     def _started(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
         try:
-            if run.executable.talks:
+            if run.executable.calls_python:
                 self.precautions.write_down(running, run.call)
                 self._turns.start(run, self._execution.dispatch)
             else:
@@ -245,7 +242,7 @@ class Pipeline:
             finally:
                 run.executable.release()
                 self.admission.leave(running)
-                if run.executable.talks:
+                if run.executable.calls_python:
                     self._turns.end(run)
             seconds = time.monotonic() - running.started
             run.executable.took(seconds)

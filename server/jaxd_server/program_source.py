@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.compiler import Compiler, LoweredFunction
-from jaxd_server.function import Function
 from jaxd_server.jax_disk_cache import bypassed, hits_here
 from jaxd_server.moving import Mover, NotMoved
 from jaxd_server.programs import Program, Programs
 from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters
-
-if TYPE_CHECKING:
-    from jaxd_server.call import Call
 
 __all__ = ["ProgramSource"]
 
@@ -58,7 +55,7 @@ class ProgramSource:
             return None
 
     def of(
-        self, function: Function, lowered: LoweredFunction, call: Call, *, is_kept: bool
+        self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
     ) -> tuple[Program, bool]:
         """The program of a lowered function, and whether it had to be compiled.
 
@@ -66,9 +63,8 @@ class ProgramSource:
         written again.
 
         Args:
-            function: what was lowered.
+            request: of which function, for whom and for which device.
             lowered: what came of it.
-            call: who calls it, and on which device.
             is_kept: whether the program is to be written to disk.
 
         Raises:
@@ -76,20 +72,21 @@ class ProgramSource:
             Exception: jax's own errors.
         """
         compiled: list[Any] = []
+        function, device = request.function, request.device
 
         def compile_it() -> Program:
             compiled.append(None)
             before = hits_here()
             with bypassed() if is_kept else nullcontext():
                 program = self._compiler.compile(
-                    lowered, function.name, function.options, call.emit, call.device
+                    lowered, function.name, function.options, request.emit, device
                 )
             program.is_original = hits_here() == before
             return program
 
         def read_or_compile() -> Program:
             try:
-                return self._read(lowered.program, call.device)
+                return self._read(lowered.program, device)
             except _NotStored:
                 return compile_it()
 
@@ -103,7 +100,7 @@ class ProgramSource:
                 found = self.known.obtain(lowered.program, read_or_compile)
             except _NotStored:
                 continue  # waited for somebody who only looked whether it is on disk
-        program = self._mover.on(found, call.device, compile_it)
+        program = self._mover.on(found, device, compile_it)
         if not compiled:
             self._counters.add(programs_shared=1)
         return program, bool(compiled)

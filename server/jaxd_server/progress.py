@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["SILENT", "Emit"]
+__all__ = ["OUTPUT", "SILENT", "Emit", "OutputOnce"]
 
 Emit = Callable[[str, dict[str, Any]], None]
 """Sends one event of a call: its kind, such as `stage`, and its JSON content."""
@@ -13,3 +13,33 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 def SILENT(kind: str, content: dict[str, Any]) -> None:  # noqa: N802  a constant that is called
     """The event stream of a call that nobody watches."""
+
+
+OUTPUT: Final = frozenset({"print", "warned", "logged"})
+"""The kinds of events that are what a function itself prints, warns of or logs."""
+
+
+class OutputOnce:
+    """Passes on the events of a build, of output only what the first trace emits.
+
+    Args:
+        emit: takes the events.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._emitted = 0
+        self._repeated = 0
+
+    def __call__(self, kind: str, content: dict[str, Any]) -> None:
+        """Passes one event on, unless it is output that was there before."""
+        if kind in OUTPUT:
+            if self._repeated:
+                self._repeated -= 1
+                return
+            self._emitted += 1
+        self._emit(kind, content)
+
+    def begin_trace(self) -> None:
+        """The function is traced now; what it has output before, it outputs again."""
+        self._repeated = self._emitted

@@ -80,7 +80,6 @@ class Session:
         left_at: `time.monotonic()` when the last one ended.
         is_over: whether its client has said that it ends.
         met: serial numbers of the executables that it has used.
-        told: serial numbers of those of which it was told what was said when they were made.
         values: its arrays on the server.
         lane: its calls on them, in order.
         remembered: what became of these.
@@ -98,7 +97,6 @@ class Session:
     is_over: bool = False
     left_at: float = field(default_factory=time.monotonic)
     met: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)
     values: ValuesOfSession = field(init=False)
     lane: Lane = field(default_factory=Lane)
     remembered: Remembered = field(default_factory=Remembered)

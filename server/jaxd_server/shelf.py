@@ -221,7 +221,6 @@ class Shelf:
             time.time(),
             self._environments.keep(),
             executable.principal,
-            executable.said,
         )
         return self._keeper.submit(self._keep, function, name, kept, executable, inputs)
 

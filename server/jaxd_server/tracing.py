@@ -7,21 +7,17 @@ sibling process does it: see `tracer`. A client that is alone would only wait fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.errand import Errand, order_of
-from jaxd_server.function import Function
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_handover import understands
 from jaxd_server.kept_calls import call_name
-from jaxd_server.marshal import Arguments
 from jaxd_server.shelf import Shelf
 from jaxd_server.statistics import Counters
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracers import Tracers
-
-if TYPE_CHECKING:
-    from jaxd_server.call import Call
 
 __all__ = ["TraceIn", "Tracing"]
 
@@ -60,32 +56,30 @@ class Tracing:
         if self._trace_in == "tracer":
             self._tracers.present()
 
-    def errand(self, function: Function, call: Call, arguments: Arguments) -> Errand | None:
+    def errand(self, request: BuildRequest) -> Errand | None:
         """What has to be done to have a function traced elsewhere; None: it is traced here.
 
         The client is asked for the code when that is needed.
 
         Args:
-            function: what is called; need not be unpacked.
-            call: who calls it.
-            arguments: with what.
+            request: what is to be built; its function need not be unpacked.
 
         Raises:
             Exception: what asking the client raises.
         """
-        tracers = self._tracers
+        tracers, function = self._tracers, request.function
         if not self._is_wanted() or function.key in tracers.refused:
             return None
-        name = call_name(function, arguments)
+        name = call_name(function, request.arguments)
         if name is None:
             return None  # another process may not mean the same by it
-        order = order_of(function, call, name)
+        order = order_of(request, name)
         if order is None:
             return None
         tracer = self._ready(patiently=function.key in tracers.deadly)
         if tracer is None:
             return None
-        errand = Errand(tracers, tracer, order, call.source, self._shelf, call.emit)
+        errand = Errand(tracers, tracer, order, request.source, self._shelf, request.emit)
         return errand if order.fingerprint in tracer.known else errand.with_code()
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from jaxd_server.aims import Aim
 from jaxd_server.call import Call
 from jaxd_server.jax_programs import wait_for_effects
 from jaxd_server.run import Run
-from jaxd_server.said import tell_once
 from jaxd_server.voices import (
     Voice,
     forget_caller,
@@ -37,18 +36,14 @@ class Turns:
         self._voices: dict[int, Voice] = {}  # of runs that take no turns; each step is atomic
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
-        """Starts a run whose executable talks; one that calls back is over when this returns.
+        """Starts a run that calls Python; one that calls back is over when this returns.
 
         Raises:
             DeadlineExceeded: when nobody waits for the call any more before its turn comes.
             Exception: what `dispatch` raises, and what the program does that has no results.
         """
-        tell_once(run.call, run.executable)
-        program = run.executable.program
-        if not program.calls_python:
-            return dispatch(run)
         voice = Voice(run.call.emit)
-        if program.calls_back:
+        if run.executable.program.calls_back:
             with self._of(run.call, voice):
                 note_caller(voice)
                 try:
@@ -71,7 +66,7 @@ class Turns:
             raise
 
     def end(self, run: Run) -> None:
-        """A run whose executable talks is over."""
+        """A run that calls Python is over."""
         voice = self._voices.pop(id(run), None)
         if voice is not None:
             forget_caller(voice)

@@ -40,19 +40,6 @@ def warned(text: str, line: int = 3, **more: Any) -> dict[str, Any]:
     return {"text": text, "file": "train.py", "line": line} | own | more
 
 
-def test_numbered_events_are_heard_once(
-    hearing: Hearing, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Live, and again from another build of the same program."""
-    for _ in range(2):
-        hearing.event(CALL, 1, "print", printed("a\n", of="build", at=0))
-        hearing.event(CALL, 2, "print", printed("b\n", of="build", at=1))
-    hearing.event(CALL, 2, "print", printed("a\n", of="another", at=0))
-    for _ in range(2):
-        hearing.event(CALL, 2, "print", printed("runs\n"))
-    assert capsys.readouterr().out == "a\nb\na\nruns\nruns\n"
-
-
 def test_what_a_stream_cannot_encode_is_said_all_the_same(
     hearing: Hearing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,21 +49,6 @@ def test_what_a_stream_cannot_encode_is_said_all_the_same(
     hearing.event(CALL, 1, "print", printed("süß\n"))
     hearing.event(CALL, 1, "print", printed("and on\n", flush=True))
     assert data.getvalue() == b"s\\xfc\\xdf\nand on\n"
-
-
-@pytest.mark.parametrize("forget", ["unsaid", "cleared"])
-def test_what_is_traced_anew_is_heard_anew(
-    hearing: Hearing, capsys: pytest.CaptureFixture[str], forget: str
-) -> None:
-    """After a failure, and after `clear()`."""
-    name = b"key".hex() + "more"
-    hearing.event(CALL, 1, "print", printed("a\n", of=name, at=0))
-    if forget == "unsaid":
-        hearing.event(CALL, 1, "unsaid", {"of": name})
-    else:
-        hearing.forget(b"key")
-    hearing.event(CALL, 1, "print", printed("a\n", of=name, at=0))
-    assert capsys.readouterr().out == "a\na\n"
 
 
 def test_a_broken_stream_harms_nobody(hearing: Hearing, monkeypatch: pytest.MonkeyPatch) -> None:

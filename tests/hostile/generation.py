@@ -25,7 +25,7 @@ __all__ = ["Generator"]
 
 _LINKS: Final = 2
 
-EVENTS: Final = ("print", "warned", "logged", "compiled", "unsaid", "stage", "built", "warning")
+EVENTS: Final = ("print", "warned", "logged", "compiled", "stage", "built", "warning")
 
 
 class Generator:
@@ -192,8 +192,6 @@ class Generator:
         text = rng.choice((draws.text(), rng.choice(PATHS)))
         category = rng.choice(self.draws.inventory["warnings"])
         common: dict[str, Any] = {"text": text, "function": draws.text()}
-        if rng.random() < 0.1:
-            common |= {"of": rng.choice("ab"), "at": rng.randrange(1 << 20)}
         line = rng.choice((0, 1, 3, 50, -1))
         own: dict[str, dict[str, Any]] = {
             "print": {"stream": rng.choice(("stdout", "stderr", "x")), "flush": True},

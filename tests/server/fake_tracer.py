@@ -20,7 +20,7 @@ from jaxd_server.tracer_messages import (
     Side,
 )
 from jaxd_server.tracing import TraceIn, Tracing
-from tests.server.in_process import Source, prepare_once
+from tests.server.in_process import Source, prepare_once, request_of
 
 X = np.ones(3, np.float32)
 NOTHING = Side({}, [])
@@ -96,7 +96,7 @@ class Scene:
         function = self.functions.obtain(source.key, source)
         layout = parse_arguments(call.skeleton)
         arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
-        return self.tracing.errand(function, call, arguments)
+        return self.tracing.errand(request_of(function, call, arguments, layout))
 
     def answered(self, source: Source, *replies: Reply) -> Any:
         """What comes of a call when the tracer says that."""

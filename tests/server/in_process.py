@@ -24,11 +24,14 @@ from jaxd_protocol.function_manifest import Meaning, parameter_names
 from jaxd_protocol.handshake import UNIX, greet_server
 from jaxd_protocol.jit_options import Options, function_key
 from jaxd_protocol.packing import Packed, pack_function
+from jaxd_protocol.recipes import RecordedCall
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
+from jaxd_protocol.trees import Layout
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
 from jaxd_server import jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.arrivals import Arrival
+from jaxd_server.build_request import BuildRequest
 from jaxd_server.call import Call
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
@@ -37,9 +40,11 @@ from jaxd_server.function import Described, Function
 from jaxd_server.functions import Functions
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.making import Maker
+from jaxd_server.marshal import Arguments
 from jaxd_server.options import ServerOptions
 from jaxd_server.parts import Parts
 from jaxd_server.pipeline import Pipeline
+from jaxd_server.progress import OutputOnce
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.replies import Reply
 from jaxd_server.shelf import Shelf
@@ -90,6 +95,24 @@ class Source:
         """A call of it, encoded as the client does."""
         statics = statics_of(self.function, self.options)
         return Call(self.key, *encode(args, kwargs, statics), self, **more)
+
+
+def request_of(
+    function: Function, call: Call, arguments: Arguments, layout: Layout
+) -> BuildRequest:
+    """What has to be built for a call."""
+    return BuildRequest(
+        function,
+        arguments,
+        RecordedCall(b""),
+        call.skeleton,
+        call.placement(layout),
+        call.blob,
+        call.buffers,
+        call.source,
+        OutputOnce(call.emit),
+        warm_only=call.warm_only,
+    )
 
 
 def function_of(function: Callable[..., Any], options: Options = PLAIN) -> Function:

@@ -59,7 +59,7 @@ def test_the_first_call_says_nothing_of_how_long_calls_take() -> None:
 
 
 def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
-    """A long computation is dispatched in no time; one that talks may have to wait for that."""
+    """A long computation is dispatched in no time; one that calls Python may have to wait."""
     one, seen = executable(), []
 
     def look() -> None:
@@ -73,7 +73,7 @@ def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
         look()
     one.starts_in(-100 * QUICK_S)
     look()
-    one.note_said("hello")
+    one.calls_python = True
     look()
     assert seen == [(False, False), (False, True), (True, False), (True, True), (True, False)]
 

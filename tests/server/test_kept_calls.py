@@ -31,7 +31,6 @@ CALL = KeptCall(
     created=1e9,
     environment=b"e" * 16,
     principal="uid:1000",
-    said="",
 )
 
 
@@ -55,6 +54,11 @@ def test_a_kept_call_is_a_literal() -> None:
     content, _ = load_literal(dump_literal(CALL.to_content()), 0)
     assert KeptCall.from_content(content) == CALL
     assert CALL.recorded == (b"N", (3, 4), (b"abc",))
+
+
+def test_a_record_of_an_earlier_version_is_read() -> None:
+    """It also held what the function printed while it was traced."""
+    assert KeptCall.from_content((*CALL.to_content(), ("said", "[]"))) == CALL
 
 
 def named(function: Function, *args: Any, **kwargs: Any) -> bytes | None:

@@ -35,7 +35,7 @@ from jaxd_server.statistics import Counters
 from jaxd_server.tracer_messages import Ended, Failed, Lowered, Order, Outdated, Refused, Reply
 from jaxd_server.tracer_process import TracerProcess
 from tests.fake_packages import FakeSite
-from tests.server.in_process import Source, prepare_once
+from tests.server.in_process import Source, prepare_once, request_of
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
@@ -80,7 +80,7 @@ class Bench:
         arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         name = call_name(function, arguments)
         assert name is not None
-        order = order_of(function, call, name)
+        order = order_of(request_of(function, call, arguments, layout), name)
         assert order is not None
         return order._replace(code=bytes(source.code_))
 

@@ -149,7 +149,6 @@ def _replies() -> list[bytes]:
         ("warned", {"text": "t", "category": "UserWarning"}),
         ("logged", {"name": "jaxd.fuzz", "level": 10, "text": "t"}),
         ("compiled", {"text": "t"}),
-        ("unsaid", {}),
     ]
     return [
         frames(encode_reply(1, (0, RESULT, bytes(samples.parse(RESULT).whole.blob_bytes)))),

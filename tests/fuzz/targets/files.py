@@ -102,7 +102,7 @@ def _token(data: bytes) -> None:
 
 KEPT = KeptCall(
     *("f", b"k" * 16, b"f" * 16, SKELETON, (), (), ("x",), b"p" * 16, None),
-    *(ResultForm.of(SKELETON, (0,)), 0.1, 0.2, 1e9, b"e" * 16, "uid:1", ""),
+    *(ResultForm.of(SKELETON, (0,)), 0.1, 0.2, 1e9, b"e" * 16, "uid:1"),
 )
 
 FILES: dict[str, Target] = {
