@@ -1,27 +1,21 @@
-"""What there is of the device's memory, and what uses it, in words."""
+"""What there is of the device's memory, and how much is in use."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import jax
 
-from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
-from jaxd_server.programs import Program
-from jaxd_server.values import Values
 
 __all__ = [
     "all_devices_bytes",
+    "arrays_in_use",
     "device_bytes_limit",
     "device_use",
     "in_words",
-    "memory_in_use",
+    "whole_device",
 ]
-
-_NAMED = 3
-"""How many of the largest programs are named."""
 
 
 def device_bytes_limit() -> int:
@@ -45,35 +39,13 @@ def device_use() -> float:
     return max(shares)
 
 
-def memory_in_use(executables: Iterable[Executable], values: Values) -> str:
-    """What takes memory now, in a few sentences.
-
-    Args:
-        executables: those that are in memory.
-        values: arrays that clients hold.
-    """
-    executables = list(executables)
-    arrays = [array.nbytes for array in jax.live_arrays()]
-    programs: dict[Program, list[str]] = {}
-    for one in executables:
-        programs.setdefault(one.program, []).append(one.name)
-    total = sum(map(_bytes_of, programs))
-    text = (
-        f"Now {_counted(len(arrays), 'array')} of {in_words(sum(arrays))} and "
-        f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
-    )
-    largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
-    if largest and len({one.principal for one in executables}) == 1:  # others' are not named
-        named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
-        text += f", the largest: {', '.join(named)}"
-    text = f"{text}. {_whole_device()}"
-    if not len(values):
-        return text
-    held = f"{in_words(values.nbytes)} in {len(values)}"
-    return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
+def arrays_in_use() -> list[int]:
+    """How many bytes each array has that there is."""
+    return [array.nbytes for array in jax.live_arrays()]
 
 
-def _whole_device() -> str:
+def whole_device() -> str:
+    """How much of the device's memory is in use, in a sentence."""
     statistics = _statistics()
     if "bytes_in_use" not in statistics:
         return f"The machine has {in_words(machine_bytes())}."
@@ -96,15 +68,6 @@ def _of_one(number: int, said: Mapping[str, int] | None) -> str:
 def _statistics() -> dict[str, int]:
     """What the device says of its memory; empty on a CPU."""
     return jax.local_devices()[0].memory_stats() or {}
-
-
-def _bytes_of(program: Program) -> int:
-    """What it takes where arrays are, too: a CPU says nothing of that, and it is the host's."""
-    return program.device_bytes or program.host_bytes
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def in_words(size: int) -> str:

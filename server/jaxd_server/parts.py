@@ -24,7 +24,7 @@ from jaxd_server.call import Call
 from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
-from jaxd_server.device_memory import device_bytes_limit, device_use, memory_in_use
+from jaxd_server.device_memory import device_bytes_limit, device_use
 from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doormen import Doormen
@@ -63,7 +63,7 @@ from jaxd_server.tracing import Tracing
 from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 from jaxd_server.visitors import Visitors
-from jaxd_server.worker_status import WorkerStatus
+from jaxd_server.worker_status import WorkerStatus, memory_in_use
 from jaxd_server.workshop import Workshop
 
 __all__ = ["Parts"]

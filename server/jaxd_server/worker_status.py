@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from jaxd_server.compiler import Compiler
+from jaxd_server.device_memory import arrays_in_use, in_words, whole_device
 from jaxd_server.disk_usage import DiskUsage
+from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.leftovers import Leftovers
+from jaxd_server.programs import Program
 from jaxd_server.sessions import Sessions
 from jaxd_server.statistics import Counters, Counts
+from jaxd_server.values import Values
 from jaxd_server.workshop import Workshop
 
-__all__ = ["WorkerStatus"]
+__all__ = ["WorkerStatus", "memory_in_use"]
 
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
 """Of a status, what says nothing of anybody."""
+
+_NAMED: Final = 3
+"""How many of the largest programs are named."""
 
 
 class WorkerStatus:
@@ -112,3 +120,40 @@ class WorkerStatus:
     def _idle_s(self) -> float:
         """Seconds since the last call, or since a client left when that was later."""
         return min(self._counters.idle_s, self._sessions.quiet_s)
+
+
+def memory_in_use(executables: Iterable[Executable], values: Values) -> str:
+    """What takes memory now, in a few sentences.
+
+    Args:
+        executables: those that are in memory.
+        values: arrays that clients hold.
+    """
+    executables = list(executables)
+    arrays = arrays_in_use()
+    programs: dict[Program, list[str]] = {}
+    for one in executables:
+        programs.setdefault(one.program, []).append(one.name)
+    total = sum(map(_bytes_of, programs))
+    text = (
+        f"Now {_counted(len(arrays), 'array')} of {in_words(sum(arrays))} and "
+        f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
+    )
+    largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
+    if largest and len({one.principal for one in executables}) == 1:  # others' are not named
+        named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
+        text += f", the largest: {', '.join(named)}"
+    text = f"{text}. {whole_device()}"
+    if not len(values):
+        return text
+    held = f"{in_words(values.nbytes)} in {len(values)}"
+    return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
+
+
+def _bytes_of(program: Program) -> int:
+    """What it takes where arrays are, too: a CPU says nothing of that, and it is the host's."""
+    return program.device_bytes or program.host_bytes
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

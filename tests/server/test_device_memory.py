@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.trees import Leaf
-from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit, in_words, memory_in_use
+from jaxd_server.device_memory import all_devices_bytes, device_bytes_limit, in_words
 from jaxd_server.executable import Executable
 from jaxd_server.memory import machine_bytes
 from jaxd_server.value import Value, ValuesOfSession
 from jaxd_server.values import Values
+from jaxd_server.worker_status import memory_in_use
 from tests.server.builds import executable
 
 
