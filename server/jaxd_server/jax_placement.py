@@ -22,7 +22,7 @@ from jax.experimental import serialize_executable
 
 from jaxd_protocol.trees import dump_literal
 from jaxd_server import jax_programs
-from jaxd_server.jax_programs import Flat, NotKept, device_ids
+from jaxd_server.jax_programs import Flat, NotSerializable, device_ids
 
 __all__ = [
     "Places",
@@ -150,7 +150,7 @@ def moved(program: Flat, device: int) -> Flat:
     """A program that was compiled in this process and is not bound, for another device.
 
     Raises:
-        NotKept: when jax cannot write it.
+        NotSerializable: when jax cannot write it.
         Exception: whatever jax raises when it cannot be loaded there.
     """
     data = jax_programs.serialize(program)
@@ -169,14 +169,16 @@ def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:
         device: the one that it is to run on.
 
     Raises:
-        NotKept: when this version of jax cannot do that.
+        NotSerializable: when this version of jax cannot do that.
         Exception: whatever jax raises when this one cannot be loaded there.
     """
     jax_programs.begin_loading(data)
     try:
         reader = _reader(data, device)
     except (AttributeError, ImportError, TypeError) as error:
-        raise NotKept(f"jax {jax.__version__} moves programs in a way unknown to jaxd.") from error
+        raise NotSerializable(
+            f"jax {jax.__version__} moves programs in a way unknown to jaxd."
+        ) from error
     unloaded, leaves, no_kwargs = reader.load()
     return jax.stages.Compiled(
         unloaded.load(),

@@ -31,11 +31,10 @@ from jaxd_server.jax_lowered import (
     program_id,
 )
 from jaxd_server.logs import log_event
-from jaxd_server.store import NotKept
 
 __all__ = [
     "Flat",
-    "NotKept",
+    "NotSerializable",
     "Obstacle",
     "OutLeaf",
     "begin_loading",
@@ -61,6 +60,11 @@ Flat = Callable[..., list[Any]]
 
 _MUCH: Final = 256 << 20
 """A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
+
+
+class NotSerializable(Exception):
+    """This program, or any with this version of jax, cannot be written or read."""
+
 
 _missing: Final[set[str]] = set()
 """What `prepare` found to be impossible with this version of jax."""
@@ -102,16 +106,18 @@ def serialize(program: Flat) -> bytes:
     """The bytes from which `load` makes the program again, in this process or another.
 
     Raises:
-        NotKept: when jax cannot write it.
+        NotSerializable: when jax cannot write it.
     """
     if "keep" in _missing:
-        raise NotKept(f"jax {jax.__version__} cannot write programs in a way that jaxd knows.")
+        raise NotSerializable(
+            f"jax {jax.__version__} cannot write programs in a way that jaxd knows."
+        )
     if not isinstance(program, jax.stages.Compiled):
-        raise NotKept("it does not take plain arrays.")
+        raise NotSerializable("it does not take plain arrays.")
     try:
         return bytes(serialize_executable.serialize(program)[0])
     except Exception as error:  # jax refuses with errors of any type
-        raise NotKept(f"{type(error).__name__}: {error}") from error
+        raise NotSerializable(f"{type(error).__name__}: {error}") from error
 
 
 def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat:
@@ -126,7 +132,7 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat
         devices: the ids of those that it was compiled for, in their order.
 
     Raises:
-        NotKept: when this version of jax cannot load any.
+        NotSerializable: when this version of jax cannot load any.
         Exception: whatever jax raises when this one cannot be loaded here.
     """
     begin_loading(data)
@@ -144,10 +150,12 @@ def begin_loading(data: bytes) -> None:
     """To be called before a program is loaded in any way.
 
     Raises:
-        NotKept: when this version of jax cannot load any.
+        NotSerializable: when this version of jax cannot load any.
     """
     if "keep" in _missing:
-        raise NotKept(f"jax {jax.__version__} cannot load programs in a way that jaxd knows.")
+        raise NotSerializable(
+            f"jax {jax.__version__} cannot load programs in a way that jaxd knows."
+        )
     if _LAPACK in data:
         _initialize_lapack()
 

@@ -23,12 +23,13 @@ from jaxd_server.executable import Executable
 from jaxd_server.function import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_placement import are_several, is_known_as_bound, read_program
+from jaxd_server.jax_programs import NotSerializable
 from jaxd_server.kept_calls import KeptCall, call_name
 from jaxd_server.logs import log_event
 from jaxd_server.marshal import Arguments, dynamic, leaves_of
 from jaxd_server.memory import resident_bytes
 from jaxd_server.programs import Program
-from jaxd_server.store import NotKept, Store
+from jaxd_server.store import Store
 from jaxd_server.store.writer import Troubles
 
 __all__ = ["Shelf"]
@@ -155,11 +156,13 @@ class Shelf:
         return id not in self._suspects and self.store.has("programs", id)
 
     def _keep_program(self, program: Program, inputs: int) -> None:
-        """Raises `NotKept` when it cannot be written."""
+        """Raises `NotSerializable` when it cannot be written."""
         if self._has_program(program.id):
             return
         if not program.is_original:
-            raise NotKept("it was read from disk itself, and XLA writes only what it compiled.")
+            raise NotSerializable(
+                "it was read from disk itself, and XLA writes only what it compiled."
+            )
         bound = (program.is_bound,) if are_several() else ()
         data = jax_programs.serialize(program.compiled)
         outputs = jax_programs.outputs_of(program.compiled)
@@ -232,7 +235,7 @@ class Shelf:
             self._keep_function(function)
             if kept.obstacle is None:
                 self._keep_program(program, inputs)
-        except NotKept as error:
+        except NotSerializable as error:
             log_event("program_not_kept", function=kept.name, reason=str(error))
             executable.kept_as = b""
             if not program.is_original:

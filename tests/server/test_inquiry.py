@@ -247,7 +247,7 @@ def test_a_program_that_jax_cannot_write_says_so(
     """It has left a note."""
 
     def refuse(program: Any) -> bytes:
-        raise jax_programs.NotKept("not this one")
+        raise jax_programs.NotSerializable("not this one")
 
     kitchen, source = open_kitchen(), Source(double)
     with monkeypatch.context() as patched:

@@ -17,7 +17,7 @@ from jaxd_server import jax_programs
 from jaxd_server.jax_private import key_data, live_executables, weak_array
 from jaxd_server.jax_programs import (
     Flat,
-    NotKept,
+    NotSerializable,
     compile_flat,
     device_bytes,
     device_ids,
@@ -200,14 +200,14 @@ def test_a_function_with_callbacks_runs_flat_but_is_not_kept() -> None:
     assert [program(ONES)[0].tolist() for _ in range(2)] == [[2.0] * 3] * 2
     jax.effects_barrier()
     assert seen == [1.0, 1.0]
-    with pytest.raises(NotKept, match=r"\w+: .+"):
+    with pytest.raises(NotSerializable, match=r"\w+: .+"):
         serialize(program)
 
 
 CONSTANTS = """
 import jax, jax.numpy as jnp, numpy as np
-from jaxd_protocol.jit_options import Options
-from jaxd_server.jax_programs import NotKept, compile_flat, prepare, program_id, serialize
+from jaxd_protocol.calls import Options
+from jaxd_server.jax_programs import NotSerializable, compile_flat, prepare, program_id, serialize
 assert prepare() == ()
 constant, ones = jnp.arange(1000.0), np.ones(1000, np.float32)  # small ones are in the module
 lowered = jax.jit(lambda x: x + constant).lower(ones)
@@ -217,7 +217,7 @@ for _ in range(3):
     print(program(ones)[0].tolist()[-2:])
 try:
     serialize(program)
-except NotKept as error:
+except NotSerializable as error:
     print(error)
 """
 
@@ -239,13 +239,13 @@ def test_mutable_references_that_are_closed_over_work() -> None:
 
     program = flat(function, ONES)
     assert [program(ONES)[0].tolist() for _ in range(3)] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
-    with pytest.raises(NotKept, match="mutable"):
+    with pytest.raises(NotSerializable, match="mutable"):
         serialize(program)
 
 
 def test_a_program_that_is_run_the_public_way_is_not_kept() -> None:
     """There is nothing flat to write."""
-    with pytest.raises(NotKept, match="plain arrays"):
+    with pytest.raises(NotSerializable, match="plain arrays"):
         serialize(plain(lambda x: x, ONES))
 
 
@@ -352,7 +352,7 @@ def test_a_jax_whose_names_have_moved_is_noticed(
     program = flat(lambda x: {"a": x + 1}, ONES)
     assert program(ONES)[0].tolist() == [2.0] * 3
     for refused in (lambda: serialize(program), lambda: load(b"", 1, 1, [0])):
-        with pytest.raises(NotKept, match="in a way that jaxd knows"):
+        with pytest.raises(NotSerializable, match="in a way that jaxd knows"):
             refused()
 
 

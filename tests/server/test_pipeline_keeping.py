@@ -98,7 +98,7 @@ def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
     """What is not there is lost with the worker."""
 
     def refuse(program: Any) -> bytes:
-        raise jax_programs.NotKept("not this one")
+        raise jax_programs.NotSerializable("not this one")
 
     monkeypatch.setattr("builtins.jaxd_test_heard", np.asarray, raising=False)
     if trouble == "unwritten":

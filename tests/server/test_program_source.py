@@ -140,7 +140,7 @@ def test_a_program_that_jax_cannot_write_still_runs(
     """Each process makes it again."""
 
     def refuse(program: Any) -> bytes:
-        raise jax_programs.NotKept("not this one")
+        raise jax_programs.NotSerializable("not this one")
 
     monkeypatch.setattr(jax_programs, "serialize", refuse)
     for _ in range(2):
