@@ -9,7 +9,7 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/test_jax_callbacks.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -19,11 +19,24 @@ from jax._src import callback as jax_callback
 from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_server.aims import Aims, stays_here
-from jaxd_server.turns import call_client
+from jaxd_server.aims import Aim, Aims, stays_here
 from jaxd_server.voices import speaking_for_one
 
-__all__ = ["Remote", "aiming", "calling_nobody", "have_clients_called_back"]
+__all__ = [
+    "CallBack",
+    "Remote",
+    "aiming",
+    "call_client",
+    "calling_back",
+    "calling_nobody",
+    "have_clients_called_back",
+]
+
+CallBack = Callable[..., Any]
+"""Calls a function in the process of a client, see `Asking.call_back`."""
+
+_current: list[CallBack | None] = []
+"""That of the client whose program runs. In tests there may be several servers in one process."""
 
 _aims: ContextVar[Aims | None] = ContextVar("aims", default=None)
 _calls_nobody: ContextVar[bool] = ContextVar("calls nobody", default=False)
@@ -47,6 +60,46 @@ def calling_nobody() -> Iterator[None]:
         yield
     finally:
         _calls_nobody.reset(token)
+
+
+@contextmanager
+def calling_back(call_back: CallBack | None) -> Iterator[None]:
+    """Within it, what programs call back is called so; None: their client cannot be called."""
+    _current.append(call_back)
+    try:
+        yield
+    finally:
+        _current.remove(call_back)
+
+
+def call_client(
+    aim: Aim,
+    held: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    wants_result: bool,
+) -> Any:
+    """Calls a function in the process of the client whose program runs now; its result.
+
+    Args:
+        aim: which function, see `aims`.
+        held: the arrays in it.
+        args: what it is called with.
+        kwargs: the same by name.
+        wants_result: whether anybody looks at the result.
+
+    Raises:
+        CallbackError: when no program runs, or its client cannot be called.
+        Exception: what the function raises.
+    """
+    call_back = _current[-1] if _current else None
+    if call_back is None:
+        raise CallbackError(
+            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
+            "values that are computed, so that it is called when the program runs."
+        )
+    return call_back(aim, held, args, kwargs, wants_result=wants_result)
 
 
 def have_clients_called_back() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from jaxd_protocol.errors import CallbackError, DeadlineExceeded
-from jaxd_server.aims import Aim
 from jaxd_server.call import Call
+from jaxd_server.jax_callbacks import calling_back
 from jaxd_server.jax_programs import wait_for_effects
 from jaxd_server.run import Run
 from jaxd_server.voices import (
@@ -25,7 +25,7 @@ from jaxd_server.voices import (
     speaking,
 )
 
-__all__ = ["Turns", "call_client"]
+__all__ = ["Turns"]
 
 
 class Turns:
@@ -33,6 +33,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # held by the call whose turn it is
+        self._running: tuple[Call, ...] = ()  # that call
         self._voices: dict[int, Voice] = {}  # of runs that take no turns; each step is atomic
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
@@ -76,7 +77,8 @@ class Turns:
         """Within it, it is the turn of this call; waits until it is."""
         left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
         if call.inside:  # the turn is its own client's, until this call is over
-            left_s = 0.0 if any(one.session is call.session for one in _running) else _INSIDE_S
+            is_own = any(one.session is call.session for one in self._running)
+            left_s = 0.0 if is_own else _INSIDE_S
         if not self._turn.acquire(timeout=left_s):
             if call.inside:
                 raise CallbackError(
@@ -88,48 +90,14 @@ class Turns:
                 "the call's timeout_s passed while other programs with callbacks ran. Give it "
                 "more time, or call again."
             )
-        _running.append(call)
+        self._running = (call,)
         try:
-            with give_the_floor(voice):
+            with give_the_floor(voice), calling_back(call.call_back):
                 yield
         finally:
-            _running.remove(call)
+            self._running = ()
             self._turn.release()
 
 
 _INSIDE_S: Final = 5.0
 """How long a call from inside of a callback waits for others: it may be waiting for itself."""
-
-_running: list[Call] = []
-"""The call whose turn it is. In tests there may be several servers in one process."""
-
-
-def call_client(
-    aim: Aim,
-    held: Sequence[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    wants_result: bool,
-) -> Any:
-    """Calls a function in the process whose call runs now; its result.
-
-    Args:
-        aim: which function, see `aims`.
-        held: the arrays in it.
-        args: what it is called with.
-        kwargs: the same by name.
-        wants_result: whether anybody looks at the result.
-
-    Raises:
-        CallbackError: when no call runs, or its client cannot be called.
-        Exception: what the function raises.
-    """
-    running = _running[-1:]
-    call_back = running[0].call_back if running else None
-    if call_back is None:
-        raise CallbackError(
-            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
-            "values that are computed, so that it is called when the program runs."
-        )
-    return call_back(aim, held, args, kwargs, wants_result=wants_result)

@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.fingerprint import walk
-from jaxd_server import jax_callbacks, turns
+from jaxd_server import jax_callbacks
 from jaxd_server.aims import Aims
 from jaxd_server.jax_callbacks import aiming, calling_nobody, have_clients_called_back
 
@@ -56,7 +56,7 @@ TARGETS = walk(gives, "gives").reach.targets
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The call whose turn it is, of a client; jax is as it was afterwards."""
     call = Call()
-    monkeypatch.setattr(turns, "_running", [call])
+    monkeypatch.setattr(jax_callbacks, "_current", [call.call_back])
     have_clients_called_back()
     have_clients_called_back()
     yield call
@@ -141,6 +141,6 @@ def test_while_tracing_there_is_nobody_to_be_called(
     running: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No program runs; the message says what to do."""
-    monkeypatch.setattr(turns, "_running", [])
+    monkeypatch.setattr(jax_callbacks, "_current", [])
     with aiming(Aims("f", TARGETS)), pytest.raises(CallbackError, match="Pass it values"):
         jax.debug.callback(own, X)
