@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from jaxd_protocol import tcp_owners
 from jaxd_protocol.accounts import Account
@@ -29,9 +28,10 @@ from jaxd_protocol.handshake import (
 from jaxd_protocol.peers import peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.allowance import Allowance, place_of
+from jaxd_server.invitation import Tls
 from jaxd_server.strangers import FIRST_BYTES_S, Stranger, Strangers
 
-__all__ = ["GREETING_S", "Admitted", "Doorman", "Tls", "wrong_tokens"]
+__all__ = ["GREETING_S", "Admitted", "Doorman", "wrong_tokens"]
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
@@ -54,18 +54,6 @@ class Admitted:
     guest: Guest | None = None
     account: Account | None = None
     proof: str | None = None
-
-
-class Tls(NamedTuple):
-    """With what clients over TLS are accepted.
-
-    Attributes:
-        context: has the certificate and its key.
-        certificate: the SHA-256 of the certificate.
-    """
-
-    context: ssl.SSLContext
-    certificate: str
 
 
 def wrong_tokens() -> Allowance:

@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from jaxd_protocol.accounts import token_files
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import certificate_of, fingerprint_of, server_context
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.tokens import default_token_file, write_token_file
-from jaxd_server.doorman import Tls
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
 from jaxd_server.own_certificate import own_certificate_file, prepare_own_certificate
 
-__all__ = ["invitations", "ready_for_tls", "tls_of"]
+__all__ = ["Tls", "invitations", "ready_for_tls", "tls_of"]
 
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
+
+
+class Tls(NamedTuple):
+    """With what clients over TLS are accepted.
+
+    Attributes:
+        context: has the certificate and its key.
+        certificate: the SHA-256 of the certificate.
+    """
+
+    context: ssl.SSLContext
+    certificate: str
 
 
 def ready_for_tls(options: ServerOptions) -> ServerOptions:

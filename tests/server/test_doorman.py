@@ -32,7 +32,8 @@ from jaxd_protocol.peers import peer_uid, this_end
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server import doorman as module
 from jaxd_server import strangers
-from jaxd_server.doorman import Admitted, Doorman, Tls
+from jaxd_server.doorman import Admitted, Doorman
+from jaxd_server.invitation import Tls
 from tests.certificates import authority
 from tests.server.staging import PATIENCE_S, join, start, until
 
