@@ -105,7 +105,7 @@ NO_MIRROR_UP_TO_LINES = 30
 TESTED_ELSEWHERE = {
     "client/jaxd/__init__.py": "tests/test_architecture.py looks at every public name",
     "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
-    "shared/jaxd_protocol/packing/interface.py": "tests/shared/packing/test_pickler.py tests it",
+    "server/jaxd_server/build_request.py": "tests/server/test_errand.py has such",
     "server/jaxd_server/call_desk.py": "tests/server/test_connection.py makes calls of all kinds",
     "server/jaxd_server/commission.py": "tests/server/test_pipeline.py makes such calls",
     "server/jaxd_server/moving.py": "tests/end_to_end/test_devices.py has several devices",

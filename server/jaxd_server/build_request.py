@@ -13,8 +13,6 @@ from jaxd_server.marshal import Arguments
 from jaxd_server.progress import OutputOnce
 from jaxd_server.statistics import Counts
 
-__all__ = ["BuildRequest"]
-
 
 class BuildRequest(NamedTuple):
     """What is to be built, for whom, and for which arguments.

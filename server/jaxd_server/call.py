@@ -19,9 +19,9 @@ from jaxd_server.marshal import empty_leaves, read_leaves
 from jaxd_server.progress import SILENT, Emit
 from jaxd_server.replies import Reply
 from jaxd_server.result_forms import pack_result
-from jaxd_server.sessions import Session
+from jaxd_server.statistics import Counts
 
-__all__ = ["Call", "Deliver", "deliver_home"]
+__all__ = ["Call", "Client", "Deliver", "deliver_home"]
 
 Deliver = Callable[[Sequence[Any], Executable], Reply]
 """Waits for the arrays that an executable returned and makes the reply that carries them."""
@@ -33,7 +33,26 @@ def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
     return (OK, executable.form.skeleton, blob), buffers
 
 
-_NOBODY: Final = Session("", "")
+@dataclass(slots=True, eq=False)
+class Client:
+    """What a call knows of the client process that makes it; see `Session`.
+
+    Attributes:
+        id: names its session, and is hard to guess: who knows it may resume it.
+        principal: who it is allowed to be, such as `uid:1000`.
+        device: the index of the one that its calls run on, unless their function says another.
+        met: serial numbers of the executables that it has used.
+        counts: what is counted for its principal; None: only for all.
+    """
+
+    id: str
+    principal: str
+    device: int = 0
+    met: set[int] = field(default_factory=set)
+    counts: Counts | None = None
+
+
+_NOBODY: Final = Client("", "")
 
 
 @dataclass(slots=True)
@@ -83,7 +102,7 @@ class Call:
     lost: int = 0
     inside: bool = False
     call_back: Callable[..., Any] | None = None
-    session: Session = _NOBODY
+    session: Client = _NOBODY
     elsewhere: bytes = b""
     stay: Stay | None = None
     holdings: Holdings | None = None

@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.memory import machine_bytes
 
-if TYPE_CHECKING:
-    from jaxd_server.sessions import Session
+__all__ = ["Devices", "Placed"]
 
-__all__ = ["Devices"]
+
+class Placed(Protocol):
+    """A session, as far as it matters where its calls run.
+
+    Attributes:
+        device: the index of the one that they run on.
+        connections: how many it has.
+        met: the executables that it has used.
+    """
+
+    device: int
+    connections: int
+    met: set[int]
 
 
 class Devices:
@@ -74,7 +85,7 @@ class Devices:
             )
         return wanted
 
-    def freest(self, sessions: Iterable[Session], in_use: Sequence[int]) -> int:
+    def freest(self, sessions: Iterable[Placed], in_use: Sequence[int]) -> int:
         """The device for one more session: the first of the group that has least to do.
 
         That is the one with the fewest clients that have called something, then the fewest at all,
@@ -112,7 +123,7 @@ class Devices:
                     found[self._index[device.id]] += part
         return found
 
-    def report(self, sessions: Iterable[Session], own: Session) -> list[dict[str, Any]]:
+    def report(self, sessions: Iterable[Placed], own: Placed) -> list[dict[str, Any]]:
         """What there is of each, for clients.
 
         Args:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Client
 from jaxd_server.commission import Commission
 from jaxd_server.decisions import Decisions
 from jaxd_server.devices import Devices
@@ -25,23 +26,32 @@ from jaxd_server.execution import BrokenProgram, Execution
 from jaxd_server.function import Function
 from jaxd_server.functions import FunctionReplaced, Functions
 from jaxd_server.interest import EVER
-from jaxd_server.jax_placement import placed
+from jaxd_server.jax_placement import placed, places_of
 from jaxd_server.making import Made, Maker
 from jaxd_server.marshal import build_arguments, dynamic, leaves_of
 from jaxd_server.plan import Elsewhere, Plan, Seat
 from jaxd_server.precautions import Precautions, Suspected
-from jaxd_server.renewal import Renewal
+from jaxd_server.progress import Emit
 from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
 from jaxd_server.running import Running
-from jaxd_server.sessions import Session
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.skew import refuse_or_warn
 from jaxd_server.statistics import Counters
 from jaxd_server.turns import Turns
 
-__all__ = ["Pipeline"]
+__all__ = ["PackageWatch", "Pipeline"]
+
+
+class PackageWatch(Protocol):
+    """Notices that packages have changed since they were imported."""
+
+    def look(self, emit: Emit) -> None:
+        """Looks whether they are current, and tells whose call notices that they are not."""
+
+    def note(self) -> None:
+        """Takes down what a call has imported."""
 
 
 class Pipeline:
@@ -63,7 +73,7 @@ class Pipeline:
         counters: Counters,
         shortage: Shortage,
         shelf: Shelf | None = None,
-        renewal: Renewal | None = None,
+        packages: PackageWatch | None = None,
     ) -> None:
         self.functions = functions
         self.executables = executables
@@ -73,7 +83,7 @@ class Pipeline:
         self.decisions = Decisions(shelf)
         self._maker = maker
         self.shortage = shortage
-        self._renewal = renewal
+        self._packages = packages
         self.precautions = Precautions(admission)
         self._execution = Execution(functions, executables, shortage, maker.discard)
         self._turns = Turns()
@@ -147,7 +157,7 @@ class Pipeline:
         )
         try:
             if self._are_several:
-                leaves = plan.leaves_there(call)
+                leaves = _placed_leaves(call, plan, executable)
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
             finish = self._started(Run(call, executable, leaves), running, self._count_hit)
@@ -164,16 +174,16 @@ class Pipeline:
         self.counters.hit(ran_s, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
-        if self._renewal is not None:
-            self._renewal.look(call.emit)
+        if self._packages is not None:
+            self._packages.look(call.emit)
         try:
             try:
                 return self._admitted(call, self.precautions.admit(call))
             except Suspected:
                 return self._admitted(call, self.precautions.admit_alone(call))
         finally:
-            if self._renewal is not None:
-                self._renewal.note()
+            if self._packages is not None:
+                self._packages.note()
 
     def _admitted(self, call: Call, running: Running) -> Finish:
         try:
@@ -263,7 +273,7 @@ class Pipeline:
             call.emit("warning", {"function": function.name, "text": function.doubt})
         return function
 
-    def _meet(self, session: Session, executable: Executable, made: Made | None = None) -> None:
+    def _meet(self, session: Client, executable: Executable, made: Made | None = None) -> None:
         """Counts what a client process is spared, the first time that it uses an executable."""
         if executable.serial in session.met:
             return
@@ -293,3 +303,16 @@ class Pipeline:
 def _is_plain(call: Call) -> bool:
     """Whether all it wants is a result: what was warm before may not do for one that is strict."""
     return not (call.strict or call.warm_only or call.lost)
+
+
+def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
+    """The leaves of a warm call as its executable takes them, where there are several devices.
+
+    Raises:
+        Elsewhere: when some were put somewhere, and not where those were that it was made for.
+    """
+    with placed(executable.device):
+        leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+    if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
+        raise Elsewhere
+    return leaves

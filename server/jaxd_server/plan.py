@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.trees import Layout
 from jaxd_server.executable import Executable
 from jaxd_server.interest import EVER, Interest
-from jaxd_server.jax_placement import Places, placed, places_of
-
-if TYPE_CHECKING:
-    from jaxd_server.call import Call
+from jaxd_server.jax_placement import Places
 
 __all__ = ["SOMEWHERE", "Elsewhere", "Plan", "Seat"]
 
@@ -62,15 +59,3 @@ class Plan:
     def arrange(self, leaves: list[Any]) -> list[Any]:
         """The leaves of a call as its executable takes them."""
         return [leaves[index] for index in self.order]
-
-    def leaves_there(self, call: Call) -> list[Any]:
-        """These of a call, where there are several devices.
-
-        Raises:
-            Elsewhere: when some were put somewhere, and not where those were that it was made for.
-        """
-        with placed(self.executable.device if self.executable else 0):
-            leaves = self.arrange(call.leaves(self.layout, self.donated))
-        if (self.places or call.elsewhere) and places_of(leaves) != self.places:
-            raise Elsewhere
-        return leaves

@@ -9,23 +9,37 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary, ref
 
+from jaxd_server.call import Client
+from jaxd_server.devices import Devices
+from jaxd_server.interest import Interest
 from jaxd_server.lane import Lane
 from jaxd_server.remembered import Remembered
 from jaxd_server.statistics import Counts
 from jaxd_server.value import ValuesOfSession
 from jaxd_server.values import Values
 
-if TYPE_CHECKING:
-    from jaxd_server.devices import Devices
-    from jaxd_server.open_calls import OpenCall
-
-__all__ = ["Session", "Sessions", "UnansweredCalls"]
+__all__ = ["Cancellable", "Session", "Sessions", "UnansweredCalls"]
 
 _REPEATED_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
+
+
+class Cancellable(Protocol):
+    """A call that its client may not want any more.
+
+    Attributes:
+        is_in_order: whether it is one of its session's calls on values.
+        interest: in the call.
+    """
+
+    is_in_order: bool
+    interest: Interest
+
+    def cancel(self) -> None:
+        """Nobody waits for it."""
 
 
 class UnansweredCalls:
@@ -40,10 +54,10 @@ class UnansweredCalls:
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[float, ref[OpenCall]]] = []
+        self.calls: list[tuple[float, ref[Cancellable]]] = []
         self._lock = threading.Lock()  # guards it
 
-    def add(self, calls: Iterable[OpenCall], now: float) -> None:
+    def add(self, calls: Iterable[Cancellable], now: float) -> None:
         """Their connection has just ended."""
         with self._lock:
             self.calls += [(now, ref(call)) for call in calls]
@@ -62,7 +76,7 @@ class UnansweredCalls:
             if not call.is_in_order and call.interest.phase != "running":
                 call.cancel()
 
-    def _before(self, when: float) -> list[OpenCall]:
+    def _before(self, when: float) -> list[Cancellable]:
         with self._lock:
             self.calls = [one for one in self.calls if one[1]() is not None]
             found = [call() for at, call in self.calls if at < when]
@@ -70,42 +84,32 @@ class UnansweredCalls:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class Session(Client):
     """What the server keeps for one client process.
 
     Attributes:
-        id: names the session to the client, and is hard to guess: who knows it may resume it.
-        principal: who the client is allowed to be, such as `uid:1000`.
         connections: how many are open.
         left_at: `time.monotonic()` when the last one ended.
         is_over: whether its client has said that it ends.
-        met: serial numbers of the executables that it has used.
         values: its arrays on the server.
         lane: its calls on them, in order.
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
-        device: the index of the one that its calls run on, unless their function says another.
         unanswered: its calls that were under way when their connection ended.
         in_order: its calls on values that are under way, by the numbers of these.
         back_at: when its client came, or came back.
-        counts: what is counted for its principal; None: only for all.
     """
 
-    id: str
-    principal: str
     connections: int = 0
     is_over: bool = False
     left_at: float = field(default_factory=time.monotonic)
-    met: set[int] = field(default_factory=set)
     values: ValuesOfSession = field(init=False)
     lane: Lane = field(default_factory=Lane)
     remembered: Remembered = field(default_factory=Remembered)
     skeletons: dict[int, bytes] = field(default_factory=dict)
-    device: int = 0
     unanswered: UnansweredCalls = field(default_factory=UnansweredCalls)
-    in_order: WeakValueDictionary[int, OpenCall] = field(default_factory=WeakValueDictionary)
+    in_order: WeakValueDictionary[int, Cancellable] = field(default_factory=WeakValueDictionary)
     back_at: float = 0.0
-    counts: Counts | None = None
 
     def __post_init__(self) -> None:
         self.values = ValuesOfSession(self.principal)
