@@ -1,4 +1,4 @@
-"""So much at once and so much a second, for each place that strangers come from."""
+"""So much at once and so much a second: for each place of strangers, and for what a worker says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Allowance", "place_of"]
+__all__ = ["Allowance", "Chatter", "place_of"]
+
 
 _MOST_PLACES: Final = 1024
 """The places that were heard of last; whoever is forgotten begins anew."""
@@ -96,3 +97,28 @@ def place_of(peer: object) -> str:
             return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
         address = address.ipv4_mapped
     return str(address)
+
+
+_AT_ONCE: Final = 200
+_A_SECOND: Final = 20.0
+"""A worker has some ten things to say unasked, in all its life."""
+
+
+class Chatter:
+    """Counts what is said; what was not said for a while may be said later.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(_AT_ONCE)
+        self._at = clock()
+
+    def is_too_much(self) -> bool:
+        """Counts one message more; whether nobody who means well says so much."""
+        now = self._clock()
+        self._left = min(_AT_ONCE, self._left + (now - self._at) * _A_SECOND) - 1
+        self._at = now
+        return self._left < 0

@@ -1,18 +1,30 @@
-"""What a host tells a process that it starts: one JSON object, in the command line or in a file.
+"""What a host and a process that it starts have in common: an argument, its end, and its stacks.
 
-All users of a machine can read each other's command lines. What stands in a file without a name is
-read by whoever was given it, and only by those.
+The argument is one JSON object, in the command line or in a file. All users of a machine can read
+each other's command lines. What stands in a file without a name is read by whoever was given it,
+and only by those.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-__all__ = ["in_a_file", "read_argument"]
+__all__ = [
+    "ask_for_stacks",
+    "die_with_the_parent",
+    "in_a_file",
+    "read_argument",
+    "show_stacks_when_asked",
+]
+
 
 _FILE: Final = "argument_fd"
 
@@ -45,3 +57,33 @@ def read_argument() -> dict[str, Any]:
     with open(argument[_FILE], "rb") as file:
         found: dict[str, Any] = json.load(file)
     return found
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_the_parent() -> None:
+    """Asks Linux to kill this process when its parent dies, even while it hangs in C code.
+
+    The parent is a thread: when the one ends that started this process, that is its death, too.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_SIGNAL: Final = signal.SIGUSR2
+
+
+def show_stacks_when_asked() -> None:
+    """Has this process write the stacks of its threads to stderr, when `ask_for_stacks` says so.
+
+    In C, in a handler of a signal: it needs no interpreter, which somebody may be holding.
+    """
+    faulthandler.register(_SIGNAL, all_threads=True)
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Has the worker with this process id write them. It must have got so far as to be ready."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, _SIGNAL)

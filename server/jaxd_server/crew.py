@@ -1,4 +1,8 @@
-"""A worker for each principal, and the door that leads clients to them."""
+"""A worker for each principal, the door that leads clients to them, and what they report.
+
+Of what they say of themselves only what can be believed is passed on, under the name of whose
+worker it is.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
-from jaxd_server.belief import printable
+from jaxd_server.belief import LISTS, believed, printable
 from jaxd_server.clearing import Clearing
-from jaxd_server.crew_report import crew_report
 from jaxd_server.crew_restart import CrewRestart
 from jaxd_server.listeners import Listener, check_length
 from jaxd_server.logs import log_event
@@ -26,10 +29,52 @@ from jaxd_server.place import Place
 from jaxd_server.post import Post
 from jaxd_server.quarantine import Quarantine
 from jaxd_server.quarantine_file import Part, QuarantineFile
+from jaxd_server.tenant import Tenant
 from jaxd_server.tenants import Tenants
 from jaxd_server.worker_process import WorkerProcess
 
-__all__ = ["DOOR_COMMAND", "Crew"]
+__all__ = ["DOOR_COMMAND", "Crew", "crew_report"]
+
+
+_OF_ONE: Final = frozenset({"epoch", "idle_s"})
+"""Numbers that cannot be added up."""
+
+Report = Mapping[str, Any]
+
+
+def crew_report(
+    door: Report, tenants: Sequence[Tenant], workers: Sequence[Report]
+) -> dict[str, Any]:
+    """The workers' part of a status: the sums of what they say, and a row for each.
+
+    Args:
+        door: what is known of the door, as of a worker.
+        tenants: whose the workers are.
+        workers: what is known of each of them.
+    """
+    rows = [
+        {
+            "principal": tenant.principal,
+            "user": None if tenant.user is None else tenant.user.name,
+            **worker,
+            "worker": _said(worker["worker"], tenant.principal),
+        }
+        for tenant, worker in zip(tenants, workers, strict=True)
+    ]
+    sums: dict[str, Any] = {}
+    for row in rows:
+        for name, value in row["worker"].items():
+            if name not in _OF_ONE:
+                sums[name] = sums[name] + value if name in sums else value
+    return {**door, "worker": sums, "workers": rows}
+
+
+def _said(said: Report, principal: str) -> dict[str, Any]:
+    return {
+        name: [{**each, "principal": principal} for each in value] if name in LISTS else value
+        for name, value in believed(said).items()
+    }
+
 
 DOOR_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.door")
 

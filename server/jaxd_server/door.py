@@ -27,15 +27,15 @@ from jaxd_protocol.handshake import refuse
 from jaxd_protocol.peers import peer_uid
 from jaxd_server import logs
 from jaxd_server.accounts import Accounts
+from jaxd_server.argument import die_with_the_parent
 from jaxd_server.doorman import Admitted
 from jaxd_server.doormen import Doormen
 from jaxd_server.handover import hand_over
+from jaxd_server.lines import Tether
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
-from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.reception import Admits, Reception
-from jaxd_server.tether import Tether
 from jaxd_server.tls_relay import relay
 from jaxd_server.visitors import Visitors
 

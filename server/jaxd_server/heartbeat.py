@@ -1,6 +1,7 @@
 """Looks at the worker every second: does it answer, is it time for another one?
 
-Runs in the host, which imports no jax and hangs with nobody.
+It is when a worker has served so many calls, has such a size, or such an age. Runs in the host,
+which imports no jax and hangs with nobody.
 """
 
 from __future__ import annotations
@@ -8,19 +9,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
+from jaxd_server.argument import ask_for_stacks
 from jaxd_server.belief import fitting
 from jaxd_server.logs import log_event
 from jaxd_server.memory import resident_bytes
 from jaxd_server.options import ServerOptions
-from jaxd_server.recycling import reason_to_recycle
-from jaxd_server.stacks import ask_for_stacks
 from jaxd_server.supervisor import Supervisor
 from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess
 
-__all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state"]
+__all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state", "reason_to_recycle"]
+
+
+_SETTLED_S: Final = 60.0
+"""A worker that is too large sooner than that would be so again at once."""
+
+
+def reason_to_recycle(
+    options: ServerOptions, status: Mapping[str, Any], ready_s: float, resident_bytes: int
+) -> str:
+    """Why a worker should be replaced now, in words; empty when there is no reason.
+
+    Args:
+        options: what the server was told.
+        status: what the worker says of itself.
+        ready_s: how long it has answered calls.
+        resident_bytes: its memory.
+    """
+    calls, limit = status.get("calls", 0), options.recycle_after_calls
+    if limit and calls >= limit:
+        return f"it has answered {calls:,} calls (--recycle-after-calls {limit})"
+    if options.recycle_after_s and ready_s >= options.recycle_after_s:
+        return f"it is {ready_s:.0f} s old (--recycle-after-s {options.recycle_after_s:g})"
+    limit = options.recycle_above_bytes
+    if limit and resident_bytes >= limit and ready_s >= _SETTLED_S:
+        return f"it has {resident_bytes >> 20:,} MiB of memory (--recycle-above-bytes)"
+    return ""
+
 
 _BEAT_S: Final = 1.0
 _STAND_BY_AFTER_S: Final = 5.0

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxd_protocol import __version__
@@ -22,12 +22,30 @@ from jaxd_server.options import ServerOptions
 from jaxd_server.post import Post
 from jaxd_server.quarantine import Quarantine
 from jaxd_server.quarantine_file import Part, QuarantineFile
-from jaxd_server.reaper import reap_orphans
 from jaxd_server.store.directory import cache_root
 from jaxd_server.tenants import root_of_all
 from jaxd_server.trust import check_trust
 
-__all__ = ["WORKER_COMMAND", "Host"]
+__all__ = ["WORKER_COMMAND", "Host", "reap_orphans"]
+
+
+def reap_orphans(own: Collection[int]) -> list[int]:
+    """Collects every child that has ended, except our `own`; returns the process ids.
+
+    Looks before it takes (`WNOWAIT`): the exit code of one of our own belongs to who waits for it.
+    When such a one is found, the rest is left for the call after it was collected.
+    """
+    reaped: list[int] = []
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return reaped
+        if ended is None or ended.si_pid in own:
+            return reaped
+        os.waitpid(ended.si_pid, os.WNOHANG)
+        reaped.append(ended.si_pid)
+
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.worker")
 """`-P`: a `random.py` in the directory where somebody typed `jaxd` is not the library's."""

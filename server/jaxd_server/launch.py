@@ -1,4 +1,8 @@
-"""How a host starts a worker: the process, and the ends of what connects the two."""
+"""How a host starts a worker: the process, its environment, and the ends of what connects the two.
+
+jax and the libraries below it read the variables for devices and their memory once, when they
+start, so they are set before a worker is.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,43 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jaxd_server.argument import in_a_file
 from jaxd_server.black_box import BlackBox
-from jaxd_server.device_settings import worker_environment
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
 from jaxd_server.relay import OutputRelay
 from jaxd_server.tenant import Tenant
 
-__all__ = ["Launched", "Suspects", "launch"]
+__all__ = ["Launched", "Suspects", "launch", "worker_environment"]
+
+
+_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
+_FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Its older name; jax refuses to start when both are set."""
+
+_PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker: what the options say, else what is inherited.
+
+    A server that nobody asked for, or whose workers share a device, preallocates only where
+    `inherited` says so.
+    """
+    modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
+    environment = modest | dict(inherited)
+    if options.device_memory_fraction is not None:
+        environment.pop(_FRACTION_BEFORE, None)
+        environment[_FRACTION] = str(options.device_memory_fraction)
+    if options.preallocate is not None:
+        environment[_PREALLOCATE] = "true" if options.preallocate else "false"
+    if options.devices is not None:
+        # By the numbers that nvidia-smi shows; CUDA's own order is by speed.
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": options.devices}
+    return environment
+
 
 Suspects = Sequence[Mapping[str, Any]]
 """See `Quarantine.for_worker`."""

@@ -7,12 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from jaxd_server.first_of import first_of
 from jaxd_server.logs import log_event
 from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess
 
-__all__ = ["Retiring", "log_exit"]
+__all__ = ["Retiring", "first_of", "log_exit"]
+
+
+async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Returns when one of `events` is set, or after `timeout_s`."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
 
 _LOOK_S: Final = 0.1
 

@@ -10,13 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from jaxd_protocol.errors import ServerStartFailed
-from jaxd_server.first_of import first_of
 from jaxd_server.listeners import Listener
 from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.quarantine import Quarantine
 from jaxd_server.restarts import MAX_FAILED_STARTS, RestartPolicy
-from jaxd_server.retiring import Retiring, log_exit
+from jaxd_server.retiring import Retiring, first_of, log_exit
 from jaxd_server.tenant import Tenant
 from jaxd_server.worker_line import PATIENCE_S
 from jaxd_server.worker_process import WorkerProcess

@@ -18,9 +18,8 @@ from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.store.directory import cache_root, make_trusted
 from jaxd_server.tenant import Tenant, User
-from jaxd_server.user_folders import folders_of, remove_folder
 from jaxd_server.user_numbers import UserNumbers, name_of_user
-from jaxd_server.user_processes import end_processes, living_processes
+from jaxd_server.user_processes import end_processes, folders_of, living_processes, remove_folder
 
 __all__ = ["Tenants", "root_of_all"]
 

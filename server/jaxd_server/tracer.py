@@ -19,6 +19,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.failures import Failure, describe_failure
 from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
+from jaxd_server.argument import die_with_the_parent
 from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler, LoweredFunction
 from jaxd_server.explained import explained
@@ -37,7 +38,6 @@ from jaxd_server.marshal import (
     parse_arguments,
     structure_of,
 )
-from jaxd_server.parent_death import die_with_the_parent
 from jaxd_server.statistics import Counters, Counts
 from jaxd_server.tracer_messages import (
     Event,

@@ -1,4 +1,4 @@
-"""One worker as its host sees it: a process, a tether, its output, and what it last said."""
+"""One worker as its host sees it: a process, a tether, its output, and what it has said so far."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxd_server.allowance import Chatter
 from jaxd_server.belief import believed
-from jaxd_server.chatter import Chatter
 from jaxd_server.launch import Launched, Suspects, launch
 from jaxd_server.lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
 from jaxd_server.listeners import Listener
@@ -20,9 +20,48 @@ from jaxd_server.logs import log_event
 from jaxd_server.options import ServerOptions
 from jaxd_server.tenant import Tenant
 from jaxd_server.worker_line import Question, WorkerLine
-from jaxd_server.worker_marks import Marks
 
-__all__ = ["State", "WorkerProcess"]
+__all__ = ["Marks", "State", "WorkerProcess"]
+
+
+class Marks:
+    """Each is set once; saying it again adds nothing. Belongs to the thread of the event loop.
+
+    Attributes:
+        standing_by: it has imported what a worker needs.
+        prepared: all is there but that it accepts clients.
+        stale: it ends because what it stood by with has changed on disk.
+        outdated: it drains because packages have changed on disk.
+        resting: it drains because nobody has needed it.
+        gave_way: it drains in favour of the next one.
+    """
+
+    def __init__(self) -> None:
+        self.standing_by = asyncio.Event()
+        self.prepared = asyncio.Event()
+        self.stale = asyncio.Event()
+        self.outdated = asyncio.Event()
+        self.resting = asyncio.Event()
+        self.gave_way = asyncio.Event()
+        self._by_name = dict(vars(self))
+
+    @property
+    def draining(self) -> tuple[asyncio.Event, ...]:
+        """Those of a worker that drains by itself, on purpose."""
+        return self.outdated, self.resting, self.gave_way
+
+    def is_one(self, name: str) -> bool:
+        """Whether there is a mark of that name."""
+        return name in self._by_name
+
+    def set(self, name: str) -> bool:
+        """Notes that it was said; whether that is new."""
+        mark = self._by_name[name]
+        if mark.is_set():
+            return False
+        mark.set()
+        return True
+
 
 _DECISION_S = 5.0
 

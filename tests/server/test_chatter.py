@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jaxd_server.chatter import Chatter
+from jaxd_server.allowance import Chatter
 
 
 def test_a_flood_is_too_much() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jaxd_server.crew_report import crew_report
+from jaxd_server.crew import crew_report
 from jaxd_server.tenant import Tenant, User
 
 DOOR = {"worker": {"running_calls": 0}, "worker_state": "ready", "worker_silent_s": 0.1}

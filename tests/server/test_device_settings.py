@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.device_settings import worker_environment
+from jaxd_server.launch import worker_environment
 from jaxd_server.options import ServerOptions
 
 FRACTION, BEFORE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"

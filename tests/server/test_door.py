@@ -18,8 +18,8 @@ from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer
 from jaxd_server import door as module
 from jaxd_server.door import Door, Gate
 from jaxd_server.doorman import Admitted
+from jaxd_server.lines import Tether
 from jaxd_server.options import ServerOptions
-from jaxd_server.tether import Tether
 from tests.server.staging import until
 
 

@@ -8,7 +8,7 @@ from tests.live_server import source_environment
 
 PROGRAM = """
 import os
-from jaxd_server.reaper import reap_orphans
+from jaxd_server.host import reap_orphans
 
 def ended_child():
     pid = os.fork() or os._exit(0)

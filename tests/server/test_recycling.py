@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from jaxd_server.heartbeat import reason_to_recycle
 from jaxd_server.options import ServerOptions
-from jaxd_server.recycling import reason_to_recycle
 
 
 def reason(ready_s: float = 100.0, calls: int = 10, resident: int = 1000, **limits: Any) -> str:

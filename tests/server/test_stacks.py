@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxd_server.stacks import ask_for_stacks
+from jaxd_server.argument import ask_for_stacks
 from tests.live_server import source_environment
 
 HANGS = """
 import ctypes
-from jaxd_server.stacks import show_stacks_when_asked
+from jaxd_server.argument import show_stacks_when_asked
 show_stacks_when_asked()
 def hangs():
     print("hangs", flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.tether import Tether
+from jaxd_server.lines import Tether
 from tests.server.staging import PATIENCE_S, at_once
 
 

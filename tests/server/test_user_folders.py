@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server.user_folders import folders_of, remove_folder
+from jaxd_server.user_processes import folders_of, remove_folder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
 

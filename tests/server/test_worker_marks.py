@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jaxd_server.worker_marks import Marks
+from jaxd_server.worker_process import Marks
 
 
 def test_a_mark_is_set_once() -> None:
