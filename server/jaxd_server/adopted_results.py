@@ -17,7 +17,7 @@ from jaxd_protocol.trees import parse_skeleton
 from jaxd_protocol.trees.leaves import dtype_of
 from jaxd_protocol.trees.reader import default_of
 from jaxd_protocol.trees.references import Reference, load_reference, with_tokens
-from jaxd_server.homes import homes
+from jaxd_server.references import homes
 from jaxd_server.result_forms import ResultForm
 
 __all__ = ["adopted"]

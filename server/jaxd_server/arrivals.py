@@ -21,7 +21,7 @@ from jaxd_protocol.jit_options import fingerprint_of
 from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.table import ClassId, server_table
 from jaxd_server.captured import Captured
-from jaxd_server.homes import homes
+from jaxd_server.references import homes
 
 __all__ = ["Arrival", "receive"]
 

@@ -12,9 +12,9 @@ from jaxd_protocol.elsewhere import KNOWN, MOST_NAMED_BYTES, NAMED, PROOF_BYTES,
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire.frames import Descriptors
+from jaxd_server.call import Finish, Reply
 from jaxd_server.holdings import Holdings
 from jaxd_server.mappings import Mappings
-from jaxd_server.replies import Finish, Reply
 from jaxd_server.sessions import Session
 from jaxd_server.values import Values
 

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from jaxd_protocol.errors import DeadlineExceeded
+from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interest import Interest
 from jaxd_server.interrupting import Interrupted, Interruptible
-from jaxd_server.turnstile import Turnstile
 
 __all__ = ["Build", "being_made", "check_wanted", "in_turn", "present_build"]
 

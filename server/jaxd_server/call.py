@@ -1,4 +1,4 @@
-"""One request, on its way through the server."""
+"""One request, on its way through the server, and what goes back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ from jaxd_server.holdings import Holdings
 from jaxd_server.interest import EVER, Interest
 from jaxd_server.marshal import empty_leaves, read_leaves
 from jaxd_server.progress import SILENT, Emit
-from jaxd_server.replies import Reply
 from jaxd_server.result_forms import pack_result
 from jaxd_server.statistics import Counts
 
-__all__ = ["Call", "Client", "Deliver", "deliver_home"]
+__all__ = ["Call", "Client", "Deliver", "Finish", "Reply", "deliver_home"]
+
+
+Reply = tuple[Any, Sequence[memoryview]]
+"""The outcome as plain values, and the buffers beside it."""
+
+Finish = Callable[[], Reply]
+"""Waits until a call that was started is done, and never raises; to be called once."""
+
 
 Deliver = Callable[[Sequence[Any], Executable], Reply]
 """Waits for the arrays that an executable returned and makes the reply that carries them."""

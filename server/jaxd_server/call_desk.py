@@ -28,13 +28,12 @@ from jaxd_protocol.wire.frames import too_large
 from jaxd_server.asking import Asking
 from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Finish, Reply
 from jaxd_server.executable import Executable
 from jaxd_server.interest import Phase
 from jaxd_server.open_calls import OpenCall, OpenCalls, in_lane, in_phase
 from jaxd_server.outbox import Outbox
 from jaxd_server.plan import Plan
-from jaxd_server.replies import Finish, Reply
 from jaxd_server.sessions import Session
 from jaxd_server.workshop import Workshop
 

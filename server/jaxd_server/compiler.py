@@ -18,6 +18,7 @@ from jaxd_protocol.errors import ConfigurationError, InternalError
 from jaxd_protocol.jit_options import Options
 from jaxd_server import jax_programs
 from jaxd_server.captured import NOTHING, Captured
+from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interrupting import run_interruptibly
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.jax_disk_cache import Compilations
@@ -30,7 +31,6 @@ from jaxd_server.programs import Program
 from jaxd_server.progress import Emit
 from jaxd_server.result_forms import ResultForm, result_form
 from jaxd_server.statistics import Counters
-from jaxd_server.turnstile import Turnstile
 from jaxd_server.user_output import listen_for_warnings
 from jaxd_server.voices import Voice, speaking
 

@@ -19,13 +19,13 @@ from jaxd_protocol.wire.patience import Patience
 from jaxd_server.asking import Asking
 from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
+from jaxd_server.call import Reply
 from jaxd_server.call_desk import CallDesk
 from jaxd_server.logs import log_event
 from jaxd_server.operations import INQUIRIES, OPERATIONS
 from jaxd_server.outbox import Outbox
 from jaxd_server.questions import Questions
 from jaxd_server.readership import Readership
-from jaxd_server.replies import Reply
 from jaxd_server.sessions import Session
 from jaxd_server.value_desk import VALUE_VERBS, ValueDesk
 from jaxd_server.workshop import Workshop

@@ -28,8 +28,7 @@ from jaxd_protocol.peers import peer_uid
 from jaxd_server import logs
 from jaxd_server.accounts import Accounts
 from jaxd_server.argument import die_with_the_parent
-from jaxd_server.doorman import Admitted
-from jaxd_server.doormen import Doormen
+from jaxd_server.doorman import Admitted, Doormen
 from jaxd_server.handover import hand_over
 from jaxd_server.lines import Tether
 from jaxd_server.logs import log_event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -27,11 +28,14 @@ from jaxd_protocol.handshake import (
 )
 from jaxd_protocol.peers import peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.accounts import Accounts
 from jaxd_server.allowance import Allowance, place_of
-from jaxd_server.invitation import Tls
+from jaxd_server.invitation import Tls, tls_of
+from jaxd_server.options import ServerOptions
 from jaxd_server.strangers import FIRST_BYTES_S, Stranger, Strangers
 
-__all__ = ["GREETING_S", "Admitted", "Doorman", "wrong_tokens"]
+__all__ = ["GREETING_S", "Admitted", "Doorman", "Doormen", "wrong_tokens"]
+
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
@@ -277,3 +281,37 @@ def _place_of(sock: socket.socket) -> str:
     place = place_of(sock.getpeername())
     owner = tcp_owners.owner_of_peer(sock)
     return place if owner is None else f"{place} (user {owner})"
+
+
+class Doormen:
+    """Who lets clients in, as a server's options say.
+
+    All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
+    gains nothing by trying one listener after the other.
+
+    Args:
+        options: what the server was told.
+        accounts: whose clients may come.
+
+    Raises:
+        ConfigurationError: when the certificate cannot be used.
+    """
+
+    def __init__(self, options: ServerOptions, accounts: Accounts) -> None:
+        self._options = options
+        self._accounts = accounts
+        self._failures = wrong_tokens()
+        self._tls = tls_of(options)
+
+    def at(self, address: Address) -> Doorman:
+        """The one for the listener at an address."""
+        return Doorman(
+            address,
+            self._accounts.now,
+            os.getuid(),
+            self._options.allow_unauthenticated_loopback,
+            guests=self._options.allow_uids,
+            tls=self._tls if address.kind == "tls" else None,
+            insecure=self._options.insecure_plaintext,
+            failures=self._failures,
+        )

@@ -11,8 +11,7 @@ from typing import Any, Final
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_server.jax_config import Config, configured
 from jaxd_server.programs import Program
-from jaxd_server.result_forms import ResultForm
-from jaxd_server.staying import Staying
+from jaxd_server.result_forms import ResultForm, Staying
 
 __all__ = ["QUICK_S", "Costs", "Executable"]
 

@@ -20,13 +20,19 @@ import jax
 from jaxd_protocol.trees import Layout
 from jaxd_server.appraisal import Appraisal, are_within
 from jaxd_server.builds import Builds
-from jaxd_server.donation import donated_leaves
 from jaxd_server.eviction import Limits, victims
 from jaxd_server.executable import Executable
 from jaxd_server.function import Function
 from jaxd_server.jax_placement import are_several, places_of
 from jaxd_server.kin import Kin
-from jaxd_server.marshal import Arguments, call_order, dynamic, leaves_of, parse_arguments
+from jaxd_server.marshal import (
+    Arguments,
+    call_order,
+    donated_leaves,
+    dynamic,
+    leaves_of,
+    parse_arguments,
+)
 from jaxd_server.memory import resident_bytes
 from jaxd_server.plan import SOMEWHERE, Plan, Seat
 from jaxd_server.reclaimer import Reclaimer

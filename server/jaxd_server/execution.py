@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from jaxd_server.call import Reply
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Functions
@@ -12,7 +13,6 @@ from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_
 from jaxd_server.large_runs import LargeRuns
 from jaxd_server.logs import log_event
 from jaxd_server.nan_search import find_nan
-from jaxd_server.replies import Reply
 from jaxd_server.run import Run
 from jaxd_server.shortage import Shortage
 

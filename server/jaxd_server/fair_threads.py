@@ -1,13 +1,22 @@
-"""A few threads for the calls of all, taken in turn from each session that has some waiting."""
+"""Executors: a few threads for the calls of all in turn, a thread for each job, and jobs in order.
+
+What a connection still has to send is a line of jobs, one after the other: a send blocks for as
+long as the client likes, and a client that does not read keeps nobody but itself. The calls of a
+session on its values are another.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
 
 from jaxd_server.fair_queue import FairQueue
 
-__all__ = ["FairThreads", "Job"]
+__all__ = ["FairThreads", "FreshThreads", "InOrder", "Job"]
+
 
 Job = Callable[[], None]
 
@@ -89,3 +98,128 @@ class FairThreads:
             self._changed.wait()
             self._idle -= 1
         return job
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FreshThreads(Executor):
+    """Never makes a job wait for a thread of another, and keeps none when it is done.
+
+    `ThreadPoolExecutor` loses count of its idle threads on Python 3.12 and later: a thread that
+    takes its next job without having waited for it is never idle again, so that the pool grows.
+
+    Args:
+        limit: threads at a time; `submit` waits when there are as many.
+        name: what they are called.
+    """
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._room = threading.BoundedSemaphore(limit)
+        self._name = name
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Starts `fn(*args, **kwargs)` in a thread of its own.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+        """
+        if self._is_shut:
+            raise RuntimeError("no job is taken any more.")
+        future: Future[T] = Future()
+        self._room.acquire()
+        try:
+            work = (future, fn, args, kwargs)
+            threading.Thread(target=self._run, args=work, name=self._name, daemon=True).start()
+        except BaseException:
+            self._room.release()
+            raise
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no job any more; those that run go on."""
+        self._is_shut = True
+
+    def _run(
+        self, future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever asks for the result
+            future.set_exception(error)
+        finally:
+            self._room.release()
+
+
+class InOrder:
+    """Does jobs, which must not raise, in the order in which they came. Thread-safe.
+
+    Args:
+        name: what its thread is called.
+        linger_s: how long the thread waits for another job before it ends.
+    """
+
+    def __init__(self, name: str = "jaxd-send", linger_s: float = 0.0) -> None:
+        self._name = name
+        self._linger_s = linger_s
+        self._waiting: deque[Job] = deque()
+        self._works = False  # whether some thread is in charge of what waits
+        self._lingers = False  # whether a thread that has nothing to do is still there
+        self._handed = False  # whether that one is in charge again
+        self._changed = threading.Condition()  # guards all of the above
+
+    def __len__(self) -> int:
+        """How many wait behind the one that is being done."""
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being done."""
+        return not self._works
+
+    def put(self, job: Job) -> None:
+        """Has `job` called when its turn comes; does not wait for that."""
+        with self._changed:
+            self._waiting.append(job)
+            if self._works:
+                return
+            needs_thread = self._hand_on()
+        if needs_thread:
+            self._go_on()
+
+    def _hand_on(self) -> bool:
+        """Puts a thread in charge of what waits; whether that has to be a new one."""
+        self._works = True
+        if self._lingers and not self._handed:
+            self._handed = True
+            self._changed.notify()
+            return False
+        return True
+
+    def _go_on(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            self._run()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._linger():
+                    return
+                job = self._waiting.popleft()
+            job()
+            del job  # it may hold large arrays, and this thread may wait
+
+    def _linger(self) -> bool:
+        """Waits for another job; whether there is one for this thread. The lock is held."""
+        self._works = False
+        if not self._linger_s:
+            return False
+        self._lingers = True
+        self._changed.wait_for(lambda: self._handed, self._linger_s)
+        self._lingers = False
+        was_handed, self._handed = self._handed, False
+        return was_handed

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from jaxd_server.in_order import InOrder
-from jaxd_server.replies import Finish, Reply
+from jaxd_server.call import Finish, Reply
+from jaxd_server.fair_threads import InOrder
 
 __all__ = ["AHEAD", "Lane"]
 

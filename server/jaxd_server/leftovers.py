@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxd_server.admission import Admission
+from jaxd_server.admission import Admission, Running
 from jaxd_server.build import Build
 from jaxd_server.logs import log_event
-from jaxd_server.running import Running
 
 __all__ = ["Leftovers"]
 

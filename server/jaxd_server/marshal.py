@@ -1,4 +1,4 @@
-"""From the wire's trees to what jax takes: the arguments of a call."""
+"""From the wire's trees to what jax takes: a call's arguments, and which of them it gives up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, close_untraceable
+from jaxd_protocol.jit_options import Options
 from jaxd_protocol.packing import unpack
 from jaxd_protocol.packing.doors import doors
 from jaxd_protocol.statics import Statics
@@ -29,6 +30,7 @@ __all__ = [
     "Arguments",
     "build_arguments",
     "call_order",
+    "donated_leaves",
     "dynamic",
     "empty_leaves",
     "jax_arrays",
@@ -38,6 +40,7 @@ __all__ = [
     "read_leaves",
     "structure_of",
 ]
+
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -226,3 +229,35 @@ def leaves_of(arguments: Arguments) -> list[Any]:
 def structure_of(arguments: Arguments) -> Any:
     """jax's structure of the traced arguments."""
     return jax.tree.structure(arguments)
+
+
+def donated_leaves(layout: Layout, options: Options, parameters: Sequence[str]) -> frozenset[int]:
+    """The numbers of the leaves that calls with this layout donate.
+
+    As jax, none for negative numbers, and none while it looks for NaNs: it may have to run again.
+
+    Args:
+        layout: of the arguments.
+        options: those of the function.
+        parameters: names of the parameters that can be given by position.
+    """
+    nums, names = options.donate_argnums, options.donate_argnames
+    if not (nums or names) or ("jax_debug_nans", True) in options.config:
+        return frozenset()
+    if nums is None:
+        nums = tuple(i for i, name in enumerate(parameters) if name in (names or ()))
+    positions = set(nums)
+    if names is None:
+        names = tuple(name for i, name in enumerate(parameters) if i in positions)
+    args, kwargs = layout.outline([_Numbered(i) for i in range(len(layout.leaves))])
+    given = tuple(value for i, value in enumerate(args) if i in positions)
+    named = {name: value for name, value in kwargs.items() if name in names}
+    found = leaves_of((given, named))
+    return frozenset(leaf.number for leaf in found if isinstance(leaf, _Numbered))
+
+
+class _Numbered:
+    """Stands for one leaf."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Finish, Reply
 from jaxd_server.clock import Alarm, Clock
 from jaxd_server.interest import Interest, Phase
-from jaxd_server.replies import Finish, Reply
 
 __all__ = ["OpenCall", "OpenCalls", "Send", "Terms", "in_lane", "in_phase"]
 

@@ -14,11 +14,11 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.jit_options import function_key
 from jaxd_protocol.recipes import dump_recipes
+from jaxd_server.call import Reply
 from jaxd_server.inquiry import answer_inquiry
 from jaxd_server.inventory import inventory
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.recording import Recorder
-from jaxd_server.replies import Reply
 
 __all__ = ["INQUIRIES", "OPERATIONS", "Operations"]
 

@@ -18,9 +18,9 @@ from jaxd_protocol.errors import InternalError, LimitExceeded
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkConnection, Value
 from jaxd_server.budget import Share
-from jaxd_server.in_order import InOrder
+from jaxd_server.call import Reply
+from jaxd_server.fair_threads import InOrder
 from jaxd_server.logs import log_event
-from jaxd_server.replies import Reply
 
 __all__ = ["MAX_WAITING_EVENTS", "Outbox"]
 

@@ -27,12 +27,11 @@ from jaxd_server.contents import Contents
 from jaxd_server.device_memory import device_bytes_limit, device_use
 from jaxd_server.devices import Devices
 from jaxd_server.disk_usage import DiskUsage
-from jaxd_server.doormen import Doormen
+from jaxd_server.doorman import Doormen
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
-from jaxd_server.fair_threads import FairThreads
-from jaxd_server.fresh_threads import FreshThreads
+from jaxd_server.fair_threads import FairThreads, FreshThreads
 from jaxd_server.functions import Functions
 from jaxd_server.handover import Usher
 from jaxd_server.housekeeping import Housekeeper

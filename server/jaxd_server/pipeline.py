@@ -14,12 +14,11 @@ from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import pack_numbers
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.failures import describe_failure
-from jaxd_server.admission import Admission
-from jaxd_server.call import Call, Client
+from jaxd_server.admission import Admission, Running
+from jaxd_server.call import Call, Client, Finish, Reply
 from jaxd_server.commission import Commission
 from jaxd_server.decisions import Decisions
 from jaxd_server.devices import Devices
-from jaxd_server.donation import donated_leaves
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.execution import BrokenProgram, Execution
@@ -28,13 +27,11 @@ from jaxd_server.functions import FunctionReplaced, Functions
 from jaxd_server.interest import EVER
 from jaxd_server.jax_placement import placed, places_of
 from jaxd_server.making import Made, Maker
-from jaxd_server.marshal import build_arguments, dynamic, leaves_of
+from jaxd_server.marshal import build_arguments, donated_leaves, dynamic, leaves_of
 from jaxd_server.plan import Elsewhere, Plan, Seat
 from jaxd_server.precautions import Precautions, Suspected
 from jaxd_server.progress import Emit
-from jaxd_server.replies import Finish, Reply
 from jaxd_server.run import Run
-from jaxd_server.running import Running
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.skew import refuse_or_warn

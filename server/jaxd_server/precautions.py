@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxd_server.admission import Admission
-from jaxd_server.running import Running
+from jaxd_server.admission import Admission, Running
 from jaxd_server.suspects import Suspects
 
 if TYPE_CHECKING:

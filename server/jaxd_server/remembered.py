@@ -14,7 +14,7 @@ from typing import Final
 from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.failures import describe_failure
-from jaxd_server.replies import Reply
+from jaxd_server.call import Reply
 
 __all__ = ["Remembered"]
 

@@ -13,9 +13,8 @@ from jaxd_protocol.trees import TreeEncoder, dump_literal
 from jaxd_protocol.trees.leaves import spec_bytes
 from jaxd_protocol.trees.reader import COUNT, default_of
 from jaxd_protocol.trees.references import Reference
-from jaxd_server.homes import homes
 from jaxd_server.jax_private import key_spec
-from jaxd_server.references import about, class_name, opaque, reference_to
+from jaxd_server.references import about, class_name, homes, opaque, reference_to
 
 __all__ = ["ResultEncoder", "Slot"]
 

@@ -25,12 +25,10 @@ from jaxd_protocol.elsewhere import (
     pack_numbers,
 )
 from jaxd_protocol.trees import Leaf
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Reply
 from jaxd_server.executable import Executable
 from jaxd_server.holdings import Holdings
-from jaxd_server.replies import Reply
-from jaxd_server.result_forms import ResultForm, pack_result, wait_for
-from jaxd_server.staying import Staying, staying
+from jaxd_server.result_forms import ResultForm, Staying, pack_result, staying, wait_for
 from jaxd_server.value import Value
 
 __all__ = ["Run"]

@@ -17,6 +17,7 @@ from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
+from jaxd_server.call import Reply
 from jaxd_server.compiler import Compiler
 from jaxd_server.devices import Devices
 from jaxd_server.explained import explained
@@ -24,7 +25,6 @@ from jaxd_server.function import Function
 from jaxd_server.functions import FunctionReplaced, Functions, FunctionSource
 from jaxd_server.jax_config import pinned, restore_defaults
 from jaxd_server.marshal import Arguments, build_arguments, empty_leaves, parse_arguments
-from jaxd_server.replies import Reply
 from jaxd_server.signature import signature_of
 from jaxd_server.statistics import Counters, Counts
 

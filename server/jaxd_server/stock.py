@@ -25,11 +25,10 @@ from jaxd_protocol.trees.reader import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
 from jaxd_server.budget import Share
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Reply
 from jaxd_server.executable import Executable
 from jaxd_server.function import Described
 from jaxd_server.pipeline import Pipeline
-from jaxd_server.replies import Reply
 
 __all__ = ["StockService", "serve_stock"]
 

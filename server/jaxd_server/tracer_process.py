@@ -16,10 +16,10 @@ from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
+from jaxd_server.fair_queue import Telling
 from jaxd_server.logs import log_event
 from jaxd_server.progress import Emit
 from jaxd_server.tracer_messages import Ended, Event, Forget, Order, Ready, Reply
-from jaxd_server.turnstile import Telling
 
 __all__ = ["TRACER_COMMAND", "TracerProcess"]
 

@@ -24,12 +24,12 @@ from jaxd_protocol.elsewhere import (
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.trees import Layout, Leaf, TreeEncoder
+from jaxd_server.call import Reply
 from jaxd_server.holdings import Holdings, copy_of
 from jaxd_server.jax_config import configured
 from jaxd_server.jax_placement import placed
 from jaxd_server.jax_private import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_server.marshal import parse_arguments, read_leaves
-from jaxd_server.replies import Reply
 from jaxd_server.result_forms import ResultForm, host_data
 from jaxd_server.shortage import Shortage
 from jaxd_server.value import Value

@@ -8,8 +8,7 @@ from typing import Any
 
 from jaxd_server.backlog import Backlog
 from jaxd_server.budget import Budget
-from jaxd_server.fair_threads import FairThreads
-from jaxd_server.fresh_threads import FreshThreads
+from jaxd_server.fair_threads import FairThreads, FreshThreads
 from jaxd_server.open_calls import Terms
 from jaxd_server.operations import Operations
 from jaxd_server.pipeline import Pipeline

@@ -32,7 +32,7 @@ from jaxd_server import jax_programs
 from jaxd_server.admission import Admission
 from jaxd_server.arrivals import Arrival
 from jaxd_server.build_request import BuildRequest
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Reply
 from jaxd_server.compiler import Compiler
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executables import Executables
@@ -46,7 +46,6 @@ from jaxd_server.parts import Parts
 from jaxd_server.pipeline import Pipeline
 from jaxd_server.progress import OutputOnce
 from jaxd_server.reclaimer import Reclaimer
-from jaxd_server.replies import Reply
 from jaxd_server.shelf import Shelf
 from jaxd_server.shortage import Shortage
 from jaxd_server.statistics import Counters

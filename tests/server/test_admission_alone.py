@@ -8,8 +8,7 @@ import time
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
-from jaxd_server.admission import Admission
-from jaxd_server.running import Running
+from jaxd_server.admission import Admission, Running
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 

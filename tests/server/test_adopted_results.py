@@ -14,7 +14,7 @@ from jaxd_protocol.keepsakes import recall
 from jaxd_protocol.trees import TreeEncoder, dump_literal, parse_skeleton
 from jaxd_protocol.trees.references import Reference, load_reference
 from jaxd_server.adopted_results import adopted
-from jaxd_server.homes import homes
+from jaxd_server.references import homes
 from jaxd_server.result_forms import ResultForm
 
 THERE = bytes(range(16))

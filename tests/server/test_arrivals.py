@@ -18,7 +18,7 @@ from jaxd_protocol.packing import pack_function
 from jaxd_protocol.trees.references import mark_of
 from jaxd_server import arrivals
 from jaxd_server.arrivals import Arrival, receive
-from jaxd_server.homes import homes
+from jaxd_server.references import homes
 
 RATE = 2.0
 TABLE = {"rate": 2.0}

@@ -16,7 +16,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.wire.frames import Descriptors
 from jaxd_server.belongings import Belongings
-from jaxd_server.replies import Finish, Reply
+from jaxd_server.call import Finish, Reply
 from jaxd_server.sessions import Session
 from jaxd_server.value import Value
 from jaxd_server.values import Values

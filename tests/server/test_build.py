@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from jaxd_server.build import Build, being_made, check_wanted, in_turn, present_build
+from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interrupting import Interrupted
-from jaxd_server.turnstile import Turnstile
 
 
 def test_elsewhere_nothing_can_be_given_up() -> None:

@@ -15,9 +15,9 @@ from jaxd_protocol.errors import (
 )
 from jaxd_server.build import Build, check_wanted, in_turn
 from jaxd_server.builds import Builds
+from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interest import Interest
 from jaxd_server.interrupting import run_interruptibly
-from jaxd_server.turnstile import Turnstile
 from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
 

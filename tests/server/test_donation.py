@@ -11,8 +11,7 @@ import pytest
 from jaxd_protocol.function_manifest import parameter_names
 from jaxd_protocol.jit_options import Options
 from jaxd_protocol.statics import statics_of
-from jaxd_server.donation import donated_leaves
-from jaxd_server.marshal import parse_arguments
+from jaxd_server.marshal import donated_leaves, parse_arguments
 from tests.server.in_process import encode
 
 X: Any = np.ones(3, np.float32)

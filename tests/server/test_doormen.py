@@ -12,8 +12,7 @@ from jaxd_protocol.errors import AuthenticationFailed, Busy
 from jaxd_protocol.tokens import write_token_file
 from jaxd_server import doorman
 from jaxd_server.accounts import Accounts
-from jaxd_server.doorman import Admitted
-from jaxd_server.doormen import Doormen
+from jaxd_server.doorman import Admitted, Doormen
 from jaxd_server.options import ServerOptions
 from tests.server.in_process import Shop
 from tests.server.test_doorman import Meeting, with_token

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jaxd_server.fresh_threads import FreshThreads
+from jaxd_server.fair_threads import FreshThreads
 from tests.server.staging import PATIENCE_S, until
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.trees.references import mark_of
-from jaxd_server.homes import Homes
+from jaxd_server.references import Homes
 
 
 class Thing:

@@ -4,7 +4,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jaxd_server.in_order import InOrder
+from jaxd_server.fair_threads import InOrder
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 if TYPE_CHECKING:
@@ -68,32 +68,6 @@ def test_a_thread_that_has_lingered_long_enough_ends() -> None:
         assert line.is_idle
 
 
-def test_what_nobody_is_before_is_done_at_once() -> None:
-    """In this thread, also while another one lingers."""
-    line, done = InOrder(linger_s=PATIENCE_S), list[int]()
-    line.put(lambda: done.append(0))
-    until(lambda: waiting(line._changed) == 1)
-    assert line.try_now(lambda: done.append(threading.get_ident()))
-    assert done == [0, threading.get_ident()]
-    assert line.is_idle
-
-
-def test_what_comes_meanwhile_is_done_by_the_thread_that_lingers() -> None:
-    """Behind what is done at once, and not beside it."""
-    line, done = InOrder(linger_s=PATIENCE_S), list[int]()
-    line.put(lambda: done.append(0))
-    until(lambda: waiting(line._changed) == 1)
-
-    def now() -> None:
-        assert not line.try_now(lambda: done.append(9))
-        line.put(lambda: done.append(2))
-        done.append(1)
-
-    assert line.try_now(now)
-    until(lambda: len(done) == 3)
-    assert done == [0, 1, 2]
-
-
 def test_threads_that_come_and_go_lose_nothing_and_never_work_at_once() -> None:
     """With one that lingers about as long as it takes for the next job to come."""
     line, done, inside = InOrder(linger_s=1e-5), list[tuple[int, int]](), list[int]()
@@ -106,9 +80,7 @@ def test_threads_that_come_and_go_lose_nothing_and_never_work_at_once() -> None:
 
     def many(index: int) -> None:
         for turn in range(500):
-            work = partial(job, index, turn)
-            if turn % 2 or not line.try_now(work):
-                line.put(work)
+            line.put(partial(job, index, turn))
 
     assert at_once(4, many) == [None] * 4
     until(lambda: len(done) == 2000)

@@ -12,10 +12,9 @@ from jaxd_protocol.addresses import Address
 from jaxd_protocol.certificates import certificate_of, fingerprint_of
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.tokens import default_token_file, read_token_file
-from jaxd_server.invitation import invitations, ready_for_tls
+from jaxd_server.invitation import invitations, own_certificate_file, ready_for_tls
 from jaxd_server.listeners import Listener
 from jaxd_server.options import ServerOptions
-from jaxd_server.own_certificate import own_certificate_file
 from tests.certificates import authority, signed
 
 ANYWHERE = (Address.tls("0.0.0.0", 0),)

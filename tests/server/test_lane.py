@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxd_server.call import Finish, Reply
 from jaxd_server.lane import AHEAD, Lane
-from jaxd_server.replies import Finish, Reply
 from tests.server.staging import PATIENCE_S, at_once, start, until
 
 

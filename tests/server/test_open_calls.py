@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from jaxd import politeness
+from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.errors import Busy, Cancelled, DeadlineExceeded
-from jaxd_server.call import Call
+from jaxd_server.call import Call, Reply
 from jaxd_server.open_calls import OpenCall, OpenCalls, Terms, in_lane, in_phase
-from jaxd_server.replies import Reply
 from tests.server.in_process import Shop
 from tests.server.staging import PATIENCE_S, join, start, until
 from tests.server.test_connection import _pass, make_gate

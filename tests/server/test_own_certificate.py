@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.certificates import certificate_of, server_context
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.own_certificate import own_certificate_file, prepare_own_certificate
+from jaxd_server.invitation import own_certificate_file, prepare_own_certificate
 
 
 def test_it_is_made_once_and_found_again(runtime: Path) -> None:

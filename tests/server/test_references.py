@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.keepsakes import recall
-from jaxd_server.homes import homes
-from jaxd_server.references import class_name, opaque, reference_to
+from jaxd_server.references import class_name, homes, opaque, reference_to
 
 
 class Model:

@@ -17,7 +17,7 @@ from jaxd_protocol.errors import ResultError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.packing.table import server_table
 from jaxd_protocol.trees.references import mark_of
-from jaxd_server.homes import homes
+from jaxd_server.references import homes
 from tests.ids import stable_id
 from tests.server.test_result_forms import arrived, packed
 

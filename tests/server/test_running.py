@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from jaxd_protocol.errors import Cancelled
+from jaxd_server.admission import Running
 from jaxd_server.interest import Interest
-from jaxd_server.running import Running
 
 
 def test_a_call_that_cannot_be_given_up_is_shown_with_its_age() -> None:

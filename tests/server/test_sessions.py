@@ -7,8 +7,8 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.trees import Leaf
+from jaxd_server.call import Finish
 from jaxd_server.devices import Devices
-from jaxd_server.replies import Finish
 from jaxd_server.sessions import Session, Sessions
 from jaxd_server.value import Value
 from jaxd_server.values import Values

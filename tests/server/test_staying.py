@@ -8,7 +8,7 @@ import pytest
 
 from jaxd_protocol.elsewhere import EVERYTHING, HOME_BYTES, NOTHING, Stay, unpack_numbers
 from jaxd_protocol.trees import Layout, Leaf
-from jaxd_server.staying import staying
+from jaxd_server.result_forms import staying
 
 LOSS = Leaf("A", "float32")
 COUNT = Leaf("A", "int32")

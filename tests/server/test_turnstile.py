@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from jaxd_server.turnstile import Turnstile
+from jaxd_server.fair_queue import Turnstile
 from tests.server.staging import join, start, until
 
 
