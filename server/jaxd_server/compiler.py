@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxd_protocol.errors import ConfigurationError, InternalError
+from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
 from jaxd_protocol.jit_options import Options
 from jaxd_server import jax_programs
 from jaxd_server.captured import NOTHING, Captured
@@ -34,7 +34,7 @@ from jaxd_server.statistics import Counters
 from jaxd_server.user_output import listen_for_warnings
 from jaxd_server.voices import Voice, speaking
 
-__all__ = ["Compiler", "LoweredFunction"]
+__all__ = ["Compiler", "LoweredFunction", "explained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +191,18 @@ def _changed_settings(name: str, changed: list[str]) -> ConfigurationError:
         "undone. Give the function its settings instead: "
         f"persistent_call(config={{{changed[0]!r}: …}}), or use jax's context managers inside it."
     )
+
+
+def explained(error: TypeError) -> TypeError:
+    """jax's own complaint about arguments and results, with what to do about it."""
+    text = str(error)
+    if "not a valid JAX type" in text and "returned a value" in text:
+        return ResultError(
+            f"{text}\nReturn arrays and numbers (in dicts, lists, tuples) from the function, and "
+            "make text and other objects from them after the call."
+        )
+    if "as an abstract array" in text or "not a valid JAX type" in text:
+        return ArgumentError(
+            f"{text}\nPass arrays and numbers, or declare the argument in static_argnames."
+        )
+    return error

@@ -16,7 +16,7 @@ from jaxd_protocol.errors import JaxdError, ProtocolError, ServerDraining
 from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.patience import Patience
-from jaxd_server.asking import Asking
+from jaxd_server.asking import Asking, Questions
 from jaxd_server.belongings import Belongings
 from jaxd_server.budget import Share
 from jaxd_server.call import Reply
@@ -24,7 +24,6 @@ from jaxd_server.call_desk import CallDesk
 from jaxd_server.logs import log_event
 from jaxd_server.operations import INQUIRIES, OPERATIONS
 from jaxd_server.outbox import Outbox
-from jaxd_server.questions import Questions
 from jaxd_server.readership import Readership
 from jaxd_server.sessions import Session
 from jaxd_server.value_desk import VALUE_VERBS, ValueDesk

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.failures import ForwardedFailure
 from jaxd_server.adopted_results import adopted
-from jaxd_server.build import present_build
 from jaxd_server.build_request import BuildRequest
+from jaxd_server.builds import present_build
 from jaxd_server.compiler import LoweredFunction
 from jaxd_server.functions import FunctionSource
 from jaxd_server.logs import log_event

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -24,7 +24,6 @@ from jaxd_server.eviction import Limits, victims
 from jaxd_server.executable import Executable
 from jaxd_server.function import Function
 from jaxd_server.jax_placement import are_several, places_of
-from jaxd_server.kin import Kin
 from jaxd_server.marshal import (
     Arguments,
     call_order,
@@ -38,7 +37,28 @@ from jaxd_server.plan import SOMEWHERE, Plan, Seat
 from jaxd_server.reclaimer import Reclaimer
 from jaxd_server.signature import signature_of
 
-__all__ = ["Executables"]
+__all__ = ["Executables", "Kin"]
+
+
+_MOST: Final = 10_000
+
+
+class Kin:
+    """The keys that were called, of each function. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, set[bytes]] = {}
+        self._lock = threading.Lock()  # guards _keys
+
+    def of(self, function: Function) -> tuple[bytes, ...]:
+        """Those of the same function, this one among them."""
+        with self._lock:
+            if len(self._keys) >= _MOST:
+                self._keys.clear()
+            keys = self._keys.setdefault(function.plain_key, set())
+            keys.add(function.key)
+            return tuple(keys)
+
 
 _PLANS_PER_EXECUTABLE = 8
 

@@ -10,11 +10,10 @@ from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.functions import Functions
 from jaxd_server.jax_programs import is_nan_error, is_out_of_memory, is_runtime_error
-from jaxd_server.large_runs import LargeRuns
 from jaxd_server.logs import log_event
 from jaxd_server.nan_search import find_nan
 from jaxd_server.run import Run
-from jaxd_server.shortage import Shortage
+from jaxd_server.shortage import LargeRuns, Shortage
 
 __all__ = ["BrokenProgram", "Execution"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_server.admission import Admission, Running
-from jaxd_server.build import Build
+from jaxd_server.builds import Build
 from jaxd_server.logs import log_event
 
 __all__ = ["Leftovers"]

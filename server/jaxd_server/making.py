@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from jaxd_protocol.errors import JaxdError
 from jaxd_server.adopted_results import adopted
 from jaxd_server.aims import Aims
-from jaxd_server.build import check_wanted, in_turn
 from jaxd_server.build_quota import BuildQuota
 from jaxd_server.build_request import BuildRequest
-from jaxd_server.compiler import Compiler, LoweredFunction
+from jaxd_server.builds import check_wanted, in_turn
+from jaxd_server.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.executable import Costs, Executable
-from jaxd_server.explained import explained
 from jaxd_server.function import Function
 from jaxd_server.functions import Functions
 from jaxd_server.jax_callbacks import aiming

@@ -15,9 +15,8 @@ from jaxd_server import jax_programs, provisions
 from jaxd_server.accounts import Accounts
 from jaxd_server.acquaintances import Acquaintances, belongs_to
 from jaxd_server.admission import Admission
-from jaxd_server.backlog import Backlog
 from jaxd_server.black_box import BlackBox
-from jaxd_server.budget import Budget
+from jaxd_server.budget import Backlog, Budget
 from jaxd_server.build_quota import BuildQuota
 from jaxd_server.builds import Builds
 from jaxd_server.call import Call
@@ -26,7 +25,6 @@ from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
 from jaxd_server.device_memory import device_bytes_limit, device_use
 from jaxd_server.devices import Devices
-from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.doorman import Doormen
 from jaxd_server.endpoint import Endpoint
 from jaxd_server.executable import Executable
@@ -45,21 +43,19 @@ from jaxd_server.open_calls import Terms
 from jaxd_server.operations import Operations
 from jaxd_server.options import ServerOptions
 from jaxd_server.pipeline import Pipeline
-from jaxd_server.precautions import Precautions
-from jaxd_server.pressure import Pressure, host_spare
+from jaxd_server.precautions import Precautions, Suspects
 from jaxd_server.readership import Sentry
 from jaxd_server.reception import Admits
-from jaxd_server.reclaimer import Reclaimer
+from jaxd_server.reclaimer import Pressure, Reclaimer, host_spare
 from jaxd_server.renewal import Renewal
 from jaxd_server.rest import Rest
 from jaxd_server.sessions import Sessions
 from jaxd_server.shortage import Shortage
 from jaxd_server.stages import Stages
-from jaxd_server.statistics import Counters, Counts
-from jaxd_server.suspects import Suspects
+from jaxd_server.statistics import Counters, Counts, Traffic
+from jaxd_server.store.scan import DiskUsage
 from jaxd_server.tracer_process import TracerProcess
 from jaxd_server.tracing import Tracing
-from jaxd_server.traffic import Traffic
 from jaxd_server.values import Values
 from jaxd_server.visitors import Visitors
 from jaxd_server.worker_status import WorkerStatus, memory_in_use

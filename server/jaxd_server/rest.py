@@ -1,12 +1,17 @@
-"""A worker that nobody has needed for a while ends, and so gives its device back."""
+"""When a worker ends: nobody has needed it for a while, or it gives way to the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from jaxd_server.admission import Admission
 
-__all__ = ["Rest"]
+if TYPE_CHECKING:
+    from jaxd_server.admission import Admission
+    from jaxd_server.values import Values
+
+__all__ = ["Rest", "still_needed"]
 
 
 class Rest:
@@ -48,3 +53,30 @@ class Rest:
             return
         self._admission.replace()  # who comes now is told to come again
         self._begin()
+
+
+_PAUSE_S: Final = 0.5
+"""How long new calls wait while a worker looks whether it may end."""
+
+
+def still_needed(admission: Admission, values: Values) -> str:
+    """Why a worker should not end now, in words; empty when it may.
+
+    Then no call runs any more: new ones wait until it gives way.
+
+    Args:
+        admission: knows which calls are running.
+        values: arrays of clients.
+    """
+    if not admission.pause(_PAUSE_S):
+        longest = next(iter(admission.running()), None)
+        return (
+            "calls are running"
+            if longest is None
+            else f"{longest['function']} has been running for {longest['seconds']:.0f} s"
+        )
+    if values.are_missed():
+        admission.resume()
+        owners = ", ".join(values.owners())
+        return f"it holds arrays of {owners} (jaxd values lists them)"
+    return ""

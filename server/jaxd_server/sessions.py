@@ -15,8 +15,7 @@ from weakref import WeakValueDictionary, ref
 from jaxd_server.call import Client
 from jaxd_server.devices import Devices
 from jaxd_server.interest import Interest
-from jaxd_server.lane import Lane
-from jaxd_server.remembered import Remembered
+from jaxd_server.lane import Lane, Remembered
 from jaxd_server.statistics import Counts
 from jaxd_server.value import ValuesOfSession
 from jaxd_server.values import Values

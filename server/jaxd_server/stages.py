@@ -18,9 +18,8 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.admission import Admission
 from jaxd_server.call import Reply
-from jaxd_server.compiler import Compiler
+from jaxd_server.compiler import Compiler, explained
 from jaxd_server.devices import Devices
-from jaxd_server.explained import explained
 from jaxd_server.function import Function
 from jaxd_server.functions import FunctionReplaced, Functions, FunctionSource
 from jaxd_server.jax_config import pinned, restore_defaults

@@ -21,8 +21,7 @@ from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
 from jaxd_server.argument import die_with_the_parent
 from jaxd_server.clock import Clock
-from jaxd_server.compiler import Compiler, LoweredFunction
-from jaxd_server.explained import explained
+from jaxd_server.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.fair_threads import FreshThreads
 from jaxd_server.function import Described, Function
 from jaxd_server.functions import Functions

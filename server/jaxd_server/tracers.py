@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
-from jaxd_server.build import present_build
+from jaxd_server.builds import present_build
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.logs import log_event
 from jaxd_server.progress import Emit

@@ -17,8 +17,7 @@ from typing import Any
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_server.contents import Contents
 from jaxd_server.value import Named, Value, ValuesOfSession
-from jaxd_server.value_holders import holder_rows
-from jaxd_server.value_room import ValueRoom
+from jaxd_server.value_room import ValueRoom, holder_rows
 
 __all__ = ["Values"]
 

@@ -16,13 +16,13 @@ from jaxd_protocol.addresses import Address
 from jaxd_server import logs
 from jaxd_server.argument import die_with_the_parent, read_argument, show_stacks_when_asked
 from jaxd_server.black_box import BlackBox
-from jaxd_server.giving_way import still_needed
 from jaxd_server.lines import Tether
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
 from jaxd_server.options import ServerOptions
+from jaxd_server.precautions import Suspects
+from jaxd_server.rest import still_needed
 from jaxd_server.statistics import Counters
-from jaxd_server.suspects import Suspects
 from jaxd_server.user_code import prepare_for_user_code
 from jaxd_server.user_output import hear_user_code
 from jaxd_server.worker_report import WorkerReport

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from jaxd_server.compiler import Compiler
 from jaxd_server.device_memory import arrays_in_use, in_words, whole_device
-from jaxd_server.disk_usage import DiskUsage
 from jaxd_server.executable import Executable
 from jaxd_server.executables import Executables
 from jaxd_server.leftovers import Leftovers
 from jaxd_server.programs import Program
 from jaxd_server.sessions import Sessions
 from jaxd_server.statistics import Counters, Counts
+from jaxd_server.store.scan import DiskUsage
 from jaxd_server.values import Values
 from jaxd_server.workshop import Workshop
 

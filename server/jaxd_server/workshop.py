@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxd_server.backlog import Backlog
-from jaxd_server.budget import Budget
+from jaxd_server.budget import Backlog, Budget
 from jaxd_server.fair_threads import FairThreads, FreshThreads
 from jaxd_server.open_calls import Terms
 from jaxd_server.operations import Operations
@@ -15,7 +14,7 @@ from jaxd_server.pipeline import Pipeline
 from jaxd_server.readership import Sentry
 from jaxd_server.sessions import Session
 from jaxd_server.stages import Stages
-from jaxd_server.traffic import Traffic
+from jaxd_server.statistics import Traffic
 from jaxd_server.values import Values
 
 __all__ = ["Workshop"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_server.build import present_build
+from jaxd_server.builds import present_build
 from jaxd_server.errand import Errand
 from jaxd_server.functions import Functions
 from jaxd_server.imported_packages import ImportedPackages

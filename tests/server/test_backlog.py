@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.errors import Busy
-from jaxd_server.backlog import Backlog
+from jaxd_server.budget import Backlog
 
 
 def test_only_so_many_calls_are_held() -> None:

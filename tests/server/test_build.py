@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.build import Build, being_made, check_wanted, in_turn, present_build
+from jaxd_server.builds import Build, being_made, check_wanted, in_turn, present_build
 from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interrupting import Interrupted
 

@@ -13,8 +13,7 @@ from jaxd_protocol.errors import (
     JaxdError,
     ProtocolError,
 )
-from jaxd_server.build import Build, check_wanted, in_turn
-from jaxd_server.builds import Builds
+from jaxd_server.builds import Build, Builds, check_wanted, in_turn
 from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interest import Interest
 from jaxd_server.interrupting import run_interruptibly

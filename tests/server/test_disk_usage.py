@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server import disk_usage as module
-from jaxd_server.disk_usage import DiskUsage, Taken
+from jaxd_server.store import scan as module
+from jaxd_server.store.scan import DiskUsage, Taken
 from tests.server.in_process import shelf_in
 
 OLD_S = 1_000_000_000

@@ -10,7 +10,7 @@ from jaxd_protocol.failures import ForwardedFailure, describe_failure
 from jaxd_protocol.packages import package_of
 from jaxd_server import errand as module
 from jaxd_server import jax_handover
-from jaxd_server.build import Build, being_made
+from jaxd_server.builds import Build, being_made
 from jaxd_server.compiler import Compiler
 from jaxd_server.marshal import structure_of
 from jaxd_server.progress import SILENT

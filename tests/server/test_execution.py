@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import OutOfMemory
-from jaxd_server import large_runs
+from jaxd_server import shortage as large_runs
 from jaxd_server.executable import Executable
 from jaxd_server.shortage import Shortage
 from tests.server.in_process import Kitchen, Source, read_reply

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.trees import Leaf
-from jaxd_server import giving_way
+from jaxd_server import rest as giving_way
 from jaxd_server.admission import Admission
-from jaxd_server.giving_way import still_needed
+from jaxd_server.rest import still_needed
 from jaxd_server.value import Value, ValuesOfSession
 from jaxd_server.values import Values
 

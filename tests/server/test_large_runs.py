@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.large_runs import LargeRuns
+from jaxd_server.shortage import LargeRuns
 from tests.end_to_end.gates import in_thread
 
 GB = 1 << 30

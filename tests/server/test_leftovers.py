@@ -7,7 +7,7 @@ import pytest
 from jaxd_protocol.errors import Cancelled
 from jaxd_server import leftovers as module
 from jaxd_server.admission import Admission
-from jaxd_server.build import Build
+from jaxd_server.builds import Build
 from jaxd_server.interest import Interest
 from jaxd_server.leftovers import Leftovers
 

@@ -7,8 +7,7 @@ import pytest
 
 from jaxd_protocol.errors import Quarantined
 from jaxd_server.black_box import BlackBox, Entry
-from jaxd_server.precautions import Precautions
-from jaxd_server.suspects import Suspects
+from jaxd_server.precautions import Precautions, Suspects
 from tests.server.in_process import Kitchen, Source
 
 SEEN: list[Entry] = []

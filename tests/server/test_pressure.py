@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_server import pressure as module
-from jaxd_server.pressure import Pressure, host_spare, host_use
-from jaxd_server.reclaimer import Reclaimer
+from jaxd_server import reclaimer as module
+from jaxd_server.reclaimer import Pressure, Reclaimer, host_spare, host_use
 
 GIB = 1 << 30
 

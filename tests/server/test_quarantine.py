@@ -6,8 +6,8 @@ import pytest
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
 from jaxd_server.black_box import Entry
+from jaxd_server.precautions import MOST_ALONE_S, Suspects
 from jaxd_server.quarantine import Quarantine
-from jaxd_server.suspects import MOST_ALONE_S, Suspects
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 

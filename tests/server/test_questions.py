@@ -7,8 +7,8 @@ import pytest
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import ConnectionLost, PackingError, ProtocolError
 from jaxd_protocol.failures import describe_failure
-from jaxd_server import questions as module
-from jaxd_server.questions import Questions
+from jaxd_server import asking as module
+from jaxd_server.asking import Questions
 from tests.server.staging import at_once, join, start, until
 
 FRAME: Any = object()

@@ -9,7 +9,7 @@ from jaxd_protocol.calls import FAILED, OK, is_failure
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.failures import describe_failure, rebuild_failure
 from jaxd_server.call import Reply
-from jaxd_server.remembered import MOST_BYTES, Remembered
+from jaxd_server.lane import MOST_BYTES, Remembered
 from tests.server.staging import at_once
 
 REPLY: Reply = ((OK, "done"), ())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
-from jaxd_server.suspects import Suspects
+from jaxd_server.precautions import Suspects
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 

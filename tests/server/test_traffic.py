@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxd_protocol.wire import BulkChannel, BulkStream
-from jaxd_server.traffic import Traffic
+from jaxd_server.statistics import Traffic
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 
 from jaxd_protocol.trees import Leaf
 from jaxd_server.value import Named, Value, ValuesOfSession
-from jaxd_server.value_holders import holder_rows, largest
+from jaxd_server.value_room import holder_rows, largest
 
 MIB = 1 << 20
 

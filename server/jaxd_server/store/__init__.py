@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxd_server.store.directory import KINDS, Kind
 from jaxd_server.store.files import Record
-from jaxd_server.store.kinds import KINDS, Kind
 from jaxd_server.store.scan import Usage
 from jaxd_server.store.store import Store, Target, open_store
 from jaxd_server.store.sweep import Swept

@@ -7,12 +7,26 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.store.kinds import Kind
 
-__all__ = ["TARGET_FILE", "VERSION", "Directory", "cache_root", "make_trusted", "prove_trusted"]
+__all__ = [
+    "KINDS",
+    "TARGET_FILE",
+    "VERSION",
+    "Directory",
+    "Kind",
+    "cache_root",
+    "make_trusted",
+    "prove_trusted",
+]
+
+
+Kind = Literal["functions", "code", "calls", "programs", "environments", "xla"]
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
 
 VERSION: Final = "v1"
 """The folder below the root; changes when what is kept changes its meaning."""

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.store.directory import TARGET_FILE, Directory, cache_root, make_trusted
+from jaxd_server.store.directory import TARGET_FILE, Directory, Kind, cache_root, make_trusted
 from jaxd_server.store.files import Broken, Record, encode, read_file, read_header, write_file
-from jaxd_server.store.kinds import Kind
 from jaxd_server.store.scan import Usage, usage
 from jaxd_server.store.sweep import Swept, sweep
 from jaxd_server.store.writer import Made, Troubles, Writer

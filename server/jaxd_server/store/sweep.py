@@ -10,9 +10,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from jaxd_server.store.directory import VERSION
+from jaxd_server.store.directory import KINDS, VERSION, Kind
 from jaxd_server.store.files import Broken, read_header
-from jaxd_server.store.kinds import KINDS, Kind
 from jaxd_server.store.scan import Entry, entries, files_in, foreign_targets, room, targets
 
 __all__ = ["Swept", "clear", "sweep"]

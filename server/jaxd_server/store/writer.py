@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from jaxd_server.logs import log_event
+from jaxd_server.store.directory import Kind
 from jaxd_server.store.files import Record
-from jaxd_server.store.kinds import Kind
 
 __all__ = ["Made", "NotKept", "Troubles", "Writer"]
 

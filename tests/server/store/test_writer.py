@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxd_server.store import writer as module
+from jaxd_server.store.directory import Kind
 from jaxd_server.store.files import Record
-from jaxd_server.store.kinds import Kind
 from jaxd_server.store.writer import NotKept, Troubles, Writer
 
 
