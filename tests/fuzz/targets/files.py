@@ -113,7 +113,8 @@ FILES: dict[str, Target] = {
     "forged record": Target(
         _forged_record,
         [encode("calls", b"n" * 16, "target", KEPT.to_content(), b"")[2]],
-        (Broken, JaxdError, TypeError, ValueError),  # which is what a shelf expects of a record
+        # which is what a shelf expects of a record
+        (Broken, JaxdError, KeyError, TypeError, ValueError),
     ),
     "lockfile": Target(
         _lockfile,
