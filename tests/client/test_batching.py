@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call, vmap_auto
-from jaxd_protocol.errors import ArgumentError, ConfigurationError
+from jaxd.errors import ArgumentError, ConfigurationError
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 

@@ -10,7 +10,7 @@ import pytest
 import jaxd
 from jaxd import connecting, device_guard, jax_side
 from jaxd.device_guard import keep_off
-from jaxd_protocol.errors import SharedDeviceWarning
+from jaxd.errors import SharedDeviceWarning
 from jaxd_protocol.machine import machine_id
 from tests.client.test_jax_side import in_a_fresh_process
 from tests.live_server import LiveServer

@@ -7,8 +7,8 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from jaxd.errors import SkewWarning
 from jaxd.notices import Notices
-from jaxd_protocol.errors import SkewWarning
 
 if TYPE_CHECKING:
     import pytest

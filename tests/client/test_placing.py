@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, RemoteArray, placing
-from jaxd_protocol.errors import ArgumentError, ValuesLost
+from jaxd.errors import ArgumentError, ValuesLost
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
 

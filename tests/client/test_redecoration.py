@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd import Client, forking, redecoration
+from jaxd.errors import CompileAdvice
 from jaxd.redecoration import MANY, Redecorations
-from jaxd_protocol.errors import CompileAdvice
 
 
 def step(x: Any) -> Any:

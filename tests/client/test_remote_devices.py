@@ -9,8 +9,8 @@ import pytest
 
 import jaxd
 from jaxd import Device, PersistentFunction, persistent_call
+from jaxd.errors import ConfigurationError
 from jaxd.remote_devices import device_index
-from jaxd_protocol.errors import ConfigurationError
 
 ROW: dict[str, Any] = {
     "index": 3,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxd import Client
+from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd.remote_values import specs_in
 from jaxd_protocol.elsewhere import first_id, pack_ids, unpack_ids
-from jaxd_protocol.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd_protocol.trees import Leaf, TreeEncoder
 from tests.end_to_end.gates import wait_until
 

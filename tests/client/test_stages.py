@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxd import Client
+from jaxd.errors import ConfigurationError
 from jaxd.stages import MemoryAnalysis
-from jaxd_protocol.errors import ConfigurationError
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 

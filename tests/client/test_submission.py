@@ -21,10 +21,7 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.blocks import shared_pool
-from jaxd.pending import Pending
-from jaxd.submission import Submission
-from jaxd.transport import ClientConnection
-from jaxd_protocol.errors import (
+from jaxd.errors import (
     Cancelled,
     ConnectionLost,
     DeadlineExceeded,
@@ -32,6 +29,9 @@ from jaxd_protocol.errors import (
     NoServer,
     ProtocolError,
 )
+from jaxd.pending import Pending
+from jaxd.submission import Submission
+from jaxd.transport import ClientConnection
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
 from tests.server.in_process import Shop

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, PRNGKeys, connect
-from jaxd_protocol.errors import ResultError, TracerError
+from jaxd.errors import ResultError, TracerError
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, PersistentFunction, connect, persistent_call
-from jaxd_protocol.errors import ConfigurationError
+from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import BUILT, WARM, costs
 from tests.live_server import LiveServer
 

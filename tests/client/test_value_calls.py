@@ -10,9 +10,9 @@ import pytest
 
 import jaxd
 from jaxd import Client
+from jaxd.errors import LimitExceeded, ResultError
 from jaxd.value_calls import stay_for
 from jaxd_protocol.elsewhere import EVERYTHING, HOME_BYTES, NOTHING, unpack_ids
-from jaxd_protocol.errors import LimitExceeded, ResultError
 from tests.end_to_end.gates import wait_until
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
+from jaxd.errors import NoServer
 from jaxd.why import Why, is_call
 from jaxd_protocol.differences import Difference
-from jaxd_protocol.errors import NoServer
 from tests.live_server import LiveServer
 
 PROGRAM: dict[str, Any] = {

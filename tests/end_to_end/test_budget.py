@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import OutOfMemory
+from jaxd.errors import OutOfMemory
 from tests.end_to_end.counting import BUILT, LOADED, WARM, costs, records
 from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer

@@ -17,7 +17,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import CallbackError, ConnectionLost
+from jaxd.errors import CallbackError, ConnectionLost
 from tests.live_server import LiveServer
 
 X = np.float32(1)

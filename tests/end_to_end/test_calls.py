@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd_protocol.errors import ConfigurationError
+from jaxd.errors import ConfigurationError
 from tests.live_server import LiveServer
 
 

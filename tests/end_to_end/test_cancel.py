@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import DeadlineExceeded
+from jaxd.errors import DeadlineExceeded
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.faults.proxy import Proxy
 from tests.live_server import ROOT, TOKEN, LiveServer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect
-from jaxd_protocol.errors import ConfigurationError
+from jaxd.errors import ConfigurationError
 from tests.end_to_end.counting import WARM, costs
 from tests.end_to_end.several_devices import EIGHT, X, doubled, grown, here, spread_out
 from tests.live_server import TOKEN, LiveServer

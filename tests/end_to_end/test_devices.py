@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import ConfigurationError, ValueDeleted
+from jaxd.errors import ConfigurationError, ValueDeleted
 from tests.end_to_end.counting import BUILT, costs
 from tests.end_to_end.several_devices import MOVED, X, doubled, grown, here, spread_out
 from tests.live_server import LiveServer

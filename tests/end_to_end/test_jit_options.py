@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd_protocol.errors import ArgumentError, CompileAdvice
+from jaxd.errors import ArgumentError, CompileAdvice
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import DeadlineExceeded
+from jaxd.errors import DeadlineExceeded
 from tests.end_to_end.gates import wait_until
 from tests.levels import Levels
 from tests.live_server import LiveServer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client
-from jaxd_protocol.errors import LostUpdateError
+from jaxd.errors import LostUpdateError
 
 ONES = np.ones(2, np.float32)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, wait
-from jaxd_protocol.errors import ArgumentError, ValueDeleted
+from jaxd.errors import ArgumentError, ValueDeleted
 from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 

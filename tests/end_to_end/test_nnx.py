@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
-from jaxd_protocol.errors import LostUpdateError
+from jaxd.errors import LostUpdateError
 
 nnx: Any = pytest.importorskip("flax.nnx")
 optax: Any = pytest.importorskip("optax")

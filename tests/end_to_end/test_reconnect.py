@@ -14,7 +14,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
-from jaxd_protocol.errors import Cancelled, ValuesDied, ValuesLost, WorkerLost
+from jaxd.errors import Cancelled, ValuesDied, ValuesLost, WorkerLost
 from tests.end_to_end.gates import Gate, advice, in_thread, wait_until
 from tests.end_to_end.steps import kill
 from tests.live_server import TOKEN, LiveServer

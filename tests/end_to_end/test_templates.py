@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import ArgumentError
+from jaxd.errors import ArgumentError
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.counts_builds

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.errors import InternalError
+from jaxd.errors import InternalError
 from tests.end_to_end import test_results_home
 from tests.live_server import LiveServer, live_server
 from tests.server.staging import until

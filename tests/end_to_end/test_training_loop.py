@@ -14,7 +14,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, RemoteArray, connect
-from jaxd_protocol.errors import ValueDeleted
+from jaxd.errors import ValueDeleted
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.throttle import MBIT, Throttle, Way
 from tests.end_to_end.training import (

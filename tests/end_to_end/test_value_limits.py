@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect, get, wait
-from jaxd_protocol.errors import ArgumentError, ValueDeleted, ValuesFull
+from jaxd.errors import ArgumentError, ValueDeleted, ValuesFull
 from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 

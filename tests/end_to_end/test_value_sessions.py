@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect, wait
-from jaxd_protocol.errors import ValuesLost
+from jaxd.errors import ValuesLost
 from tests.end_to_end.gates import wait_until
 from tests.live_server import LiveServer
 

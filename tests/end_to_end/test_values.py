@@ -19,14 +19,14 @@ import pytest
 
 import jaxd
 from jaxd import Client, RemoteArray
-from jaxd.flights import AHEAD
-from jaxd_protocol.errors import (
+from jaxd.errors import (
     ArgumentError,
     DeadlineExceeded,
     LimitExceeded,
     ValueDeleted,
     ValuesFull,
 )
+from jaxd.flights import AHEAD
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.server.in_process import Shop
 

@@ -32,7 +32,7 @@ def visit(place: dict[str, Any], call: Callable[[Any], Any]) -> dict[str, Any]:
 
 def _on_the_server(step: Any) -> Callable[[Any], Any]:
     from jaxd import persistent_call, statistics
-    from jaxd_protocol.errors import CompileAdvice
+    from jaxd.errors import CompileAdvice
 
     def compiled(seen: Any) -> int:
         # A later jax finds programs with callbacks in its own cache.

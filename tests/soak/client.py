@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jaxd
-from jaxd_protocol.errors import JaxdError, ValuesLost
+from jaxd.errors import JaxdError, ValuesLost
 from tests.soak.keeping import Keeping
 from tests.soak.oracle import Asking, answer
 from tests.soak.program import Ask, Program, WrongAnswer

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import jaxd
-from jaxd_protocol.errors import ValueDeleted, ValuesLost
+from jaxd.errors import ValueDeleted, ValuesLost
 from tests.soak.program import Program, WrongAnswer
 from tests.soak.turns import LARGE, numbers
 

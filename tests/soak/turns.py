@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from jaxd_protocol.errors import Cancelled, DeadlineExceeded, JaxdError
+from jaxd.errors import Cancelled, DeadlineExceeded, JaxdError
 from tests.soak.program import Derived, Program, WrongAnswer
 
 __all__ = ["TURNS", "Turn", "numbers"]
