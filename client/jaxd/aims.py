@@ -262,8 +262,8 @@ _DATA: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
 
 def _is_array(value: Any) -> bool:
     """Whether it is an array as `arrays_here` makes them, and nothing that behaves like one."""
-    from jaxd.array_like import ArrayLike
     from jaxd.arrays_here import PRNGKeys
+    from jaxd.lazy import ArrayLike
 
     numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
     return (

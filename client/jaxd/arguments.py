@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from jaxd.array_like import ArrayLike
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import encode_jax, loaded_jax
+from jaxd.lazy import ArrayLike
 from jaxd.origin import Stretch, Stretches, are_in_order, rows_of
 from jaxd.undeclared import (
     is_code,

@@ -1,15 +1,17 @@
-"""Arrays as this process has them: those of the heaviest library that it has imported."""
+"""Arrays and trees as this process has them: those of the heaviest library that it has imported."""
 
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxd.jax_side import loaded_jax, to_jax, to_jax_keys
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.trees.leaves import dtype_of
 
-__all__ = ["Kind", "PRNGKeys", "array_here", "kind_here"]
+__all__ = ["Kind", "PRNGKeys", "array_here", "kind_here", "leaves_of", "map_leaves"]
 
 Kind = Literal["jax", "numpy", "lazy"]
 
@@ -59,3 +61,30 @@ def array_here(leaf: Leaf, data: memoryview, kind: Kind) -> Any:
     if kind == "jax":
         return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
     return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
+
+
+def map_leaves(do: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with what `do` returns in the place of each leaf."""
+    jax = loaded_jax()
+    return _mapped(do, tree) if jax is None else jax.tree.map(do, tree)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves, in order."""
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return found
+
+
+def _mapped(do: Callable[[Any], Any], tree: Any) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        made = {key: _mapped(do, value) for key, value in tree.items()}
+        return OrderedDict(made) if isinstance(tree, OrderedDict) else made
+    if isinstance(tree, list):
+        return [_mapped(do, value) for value in tree]
+    if isinstance(tree, tuple):
+        children = [_mapped(do, value) for value in tree]
+        return type(tree)._make(children) if hasattr(tree, "_make") else tuple(children)
+    return do(tree)

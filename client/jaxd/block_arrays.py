@@ -8,9 +8,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from jaxd.arrays_here import leaves_of, map_leaves
 from jaxd.blocks import Block, Place, Pool
 from jaxd.jax_side import loaded_jax
-from jaxd.user_trees import leaves_of, map_leaves
 
 __all__ = ["Room", "empty", "shared_copy", "view_of"]
 

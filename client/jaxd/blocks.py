@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from jaxd.forking import forget_after_fork, tell_of_forks
 from jaxd_protocol import memory_files
+from jaxd_protocol.base.process import forget_after_fork, tell_of_forks
 from jaxd_protocol.buffers import ALIGNMENT
 
 __all__ = ["Block", "Place", "Pool", "shared_pool"]

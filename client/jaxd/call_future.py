@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 __all__ = ["CallFuture"]

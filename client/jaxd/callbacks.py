@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.aims import Table, refuse_functions
 from jaxd.arguments import encode_arguments
-from jaxd.forking import forget_after_fork
 from jaxd.inside import inside
 from jaxd.questions import NothingGiven
 from jaxd.raised import raised_by
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CalledBack, ProtocolError
 from jaxd_protocol.statics import NO_STATICS
 from jaxd_protocol.trees.literals import load_literal
 
 if TYPE_CHECKING:
-    from jaxd.encoded import Encoded
-    from jaxd.transport import ClientConnection
+    from jaxd.aims import Arguments
+    from jaxd.identity import Identity
 
 __all__ = ["Callbacks"]
 
@@ -41,7 +41,8 @@ class Callbacks:
     def run(
         self,
         connection: object,
-        call: Encoded,
+        identity: Identity,
+        arguments: Arguments | None,
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Any, Sequence[memoryview]]:
@@ -49,7 +50,8 @@ class Callbacks:
 
         Args:
             connection: over which the call was made.
-            call: the call.
+            identity: what was called.
+            arguments: with what, where it may call that back.
             question: its number, what is to be called with what, whether its result is wanted.
             buffers: the rest of it.
 
@@ -57,9 +59,9 @@ class Callbacks:
             NothingGiven: when the call gives nothing to be called back.
             BaseException: what the function raises; it is kept for the caller as well.
         """
-        if not call.spec.identity.calls_back:
+        if not identity.calls_back:
             raise NothingGiven(
-                f"the server wants a function called back by {call.spec.identity.name}, which "
+                f"the server wants a function called back by {identity.name}, which "
                 "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
                 "server what it should be?"
             )
@@ -69,16 +71,22 @@ class Callbacks:
         self._note(connection, number, None)
         try:
             with inside():
-                result = self._call(call, skeleton, blob, buffers)
-            return _encoded(call, result if wants_result else None)
+                function, args, kwargs = self._aimed(identity, arguments, skeleton, blob, buffers)
+                result = function(*args, **kwargs)
+            return _encoded(identity, result if wants_result else None)
         except BaseException as error:
             self._note(connection, number, error)
             raise
 
-    def _call(
-        self, call: Encoded, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview]
-    ) -> Any:
-        identity = call.spec.identity
+    def _aimed(
+        self,
+        identity: Identity,
+        arguments: Arguments | None,
+        skeleton: bytes,
+        blob: bytes,
+        buffers: Sequence[memoryview],
+    ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """The function of this process that is to be called, and with what."""
         with identity.travelling():
             read = identity.reader.read(skeleton, blob, buffers, "auto")
         if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
@@ -87,10 +95,10 @@ class Callbacks:
         literal, end = load_literal(aim, 0)
         if type(literal) is not tuple or end != len(aim):
             raise _unknown()
-        table = Table(identity.targets, identity.callbacks, call.arguments)
+        table = Table(identity.targets, identity.callbacks, arguments)
         function = table.function_at(literal, held)
         refuse_functions((args, kwargs))
-        return function(*args, **kwargs)
+        return function, args, kwargs
 
     def _note(self, connection: object, number: int, error: BaseException | None) -> None:
         with self._lock:
@@ -119,7 +127,7 @@ class Callbacks:
             )
 
     def raise_failure(
-        self, connection: ClientConnection, number: int, call: Encoded, failure: Any
+        self, connection: object, number: int, identity: Identity, failure: Any, address: str
     ) -> None:
         """Returns when a call has failed for other reasons than what it has called back.
 
@@ -128,7 +136,7 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
-            raise raised_by(failure, call.spec.identity, connection) from error
+            raise raised_by(failure, identity.name, identity.reader, address) from error
 
 
 def _unknown() -> ProtocolError:
@@ -138,7 +146,7 @@ def _unknown() -> ProtocolError:
     )
 
 
-def _encoded(call: Encoded, result: Any) -> tuple[Any, Sequence[memoryview]]:
-    with call.spec.identity.travelling():
+def _encoded(identity: Identity, result: Any) -> tuple[Any, Sequence[memoryview]]:
+    with identity.travelling():
         encoded = encode_arguments((result,), {}, NO_STATICS, {})
     return (encoded.skeleton, encoded.blob), encoded.buffers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.arguments import encode_arguments
 from jaxd.encoded import Encoded
-from jaxd.link import Link
+from jaxd.link import MAX_WORKERS, Session
 from jaxd.pending import WORD_S
 from jaxd.results import Home, ResultsAs, checked, unreadable
 from jaxd.settings import Settings
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from jaxd.identity import Spec
     from jaxd.losses import Losses
     from jaxd.pending import Pending
+    from jaxd.remote_values import OpenSession
     from jaxd.routes import Load
-    from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame
 
-__all__ = ["MAX_WORKERS", "Caller", "HasCaller", "default_caller"]
-
-MAX_WORKERS = 4
-"""How many workers a call is sent to while one after the other is replaced."""
+__all__ = ["Caller", "HasCaller", "default_caller"]
 
 
-class Caller(Link):
+class Caller:
     """One server, as persistent functions use it. Thread-safe; connects when first used.
 
     Args:
         settings: where the server is and how to prove who we are.
+
+    Attributes:
+        session: with the server.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
-        super().__init__(settings, self)
+        self.session = Session(settings, self)
 
     def encode(
         self,
@@ -70,7 +70,7 @@ class Caller(Link):
         self.remember(spec)
         classes: dict[tuple[str, str], type] = {}
         with spec.identity.travelling():
-            encoded = encode_arguments(args, kwargs, spec.statics, classes, self.remote)
+            encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.remote)
         if classes:
             spec.identity.reader.learn(classes)
         stay = stay_for(results, on_values=bool(encoded.values))
@@ -97,9 +97,10 @@ class Caller(Link):
         Raises:
             NoServer, Busy: when the server cannot be reached.
         """
-        if self.accepts is None:
-            self.connection(deadline=None if timeout_s is None else time.monotonic() + timeout_s)
-        return self.accepts == "exported"
+        session = self.session
+        if session.accepts is None:
+            session.current(deadline=None if timeout_s is None else time.monotonic() + timeout_s)
+        return session.accepts == "exported"
 
     def remember(self, spec: Spec) -> None:
         """Keeps what a key stands for as long as the function lives: the server may ask."""
@@ -114,9 +115,9 @@ class Caller(Link):
             JaxdError: when the call could not be made.
         """
         if call.values:
-            return self.values().calls.call(call)
-        value, frame, connection = self._reply(call)
-        return self.outcome(call, value, frame.buffers, connection)
+            return self.session.values().calls.call(call)
+        value, frame, opened = self._reply(call)
+        return self.outcome(call, value, frame.buffers, opened)
 
     def reply(self, call: Encoded) -> tuple[Any, Frame]:
         """What the server says to a call, which is repeated when its worker ends; see `Losses`.
@@ -126,11 +127,11 @@ class Caller(Link):
         """
         return self._reply(call)[:2]
 
-    def _reply(self, call: Encoded) -> tuple[Any, Frame, ClientConnection]:
+    def _reply(self, call: Encoded) -> tuple[Any, Frame, OpenSession]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         found = self._reply_of_one(call, deadline)
         if found[0][0] == FAILED and is_failure(found[0][1], Busy):
-            from jaxd.politeness import Politeness  # a server seldom is
+            from jaxd.losses import Politeness  # a server seldom is
 
             politeness = Politeness(deadline)
             while (pause_s := politeness.pause_s(found[0])) is not None:
@@ -140,10 +141,10 @@ class Caller(Link):
 
     def _reply_of_one(
         self, call: Encoded, deadline: float | None
-    ) -> tuple[Any, Frame, ClientConnection]:
+    ) -> tuple[Any, Frame, OpenSession]:
         losses: Losses | None = None
         while True:
-            sent: list[ClientConnection] = []
+            sent: list[OpenSession] = []
             try:
                 return self._request(call, deadline, sent)
             except CalledBack:
@@ -152,30 +153,32 @@ class Caller(Link):
                 from jaxd.losses import Losses  # most processes have none
 
                 losses = losses or Losses(call.spec.identity.name)
-                losses.note(error, sent[-1].worker if sent else None)
-            repeated = losses.repeated(call, self.connection(deadline=deadline).worker)
-            self.hearing.before.goes_on_as(call, repeated)
+                losses.note(error, sent[-1].connection.worker if sent else None)
+            worker = self.session.current(deadline=deadline).connection.worker
+            repeated = losses.repeated(call, worker)
+            self.session.hearing().before.goes_on_as(call, repeated)
             call = repeated
 
     def _request(
-        self, call: Encoded, deadline: float | None, sent: list[ClientConnection]
-    ) -> tuple[Any, Frame, ClientConnection]:
+        self, call: Encoded, deadline: float | None, sent: list[OpenSession]
+    ) -> tuple[Any, Frame, OpenSession]:
         """The reply of the worker, or of the one that takes its place, and who brought it.
 
         `sent` gets each connection over which the call went.
         """
+        session = self.session
         for _ in range(MAX_WORKERS):
-            connection = self.connection(deadline=deadline)
+            opened = session.current(deadline=deadline)
+            connection, values = opened
             number = connection.number()
-            heard = self._hearing.made
+            heard = session.hearing.made
             if heard is not None and heard.before.is_waiting:
                 heard.before.again(call, connection, number)
             ready = False
-            load = self.routes.load(call, connection, spare=True, deadline=deadline)
-            remote = connection.remote
-            drops = b"" if remote is None else remote.drops.take()
-            late = partial(self._let_go, call, load, connection)
-            sent.append(connection)
+            load = session.routes.load(call, connection, values.sent_before, deadline=deadline)
+            drops = values.drops.take()
+            late = partial(self._let_go, call, load, opened)
+            sent.append(opened)
             try:
                 value, frame = connection.request(
                     "call",
@@ -189,34 +192,35 @@ class Caller(Link):
                 ready = checked(value)[0] != FAILED
             except BaseException as error:
                 connection.cancel(number)
-                if remote is not None and drops:
-                    remote.drops.put_back(drops)  # to tell of them twice does no harm
+                if drops:
+                    values.drops.put_back(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):
-                    self.callbacks.refuse_again(connection, number, call.spec.identity.name)
-                    self.hearing.before.lost(call, connection, number)
+                    name = call.spec.identity.name
+                    session.callbacks().refuse_again(connection, number, name)
+                    session.hearing().before.lost(call, connection, number)
                 raise
             finally:
                 load.release(value if ready else None)
-                self.progress.finish(connection, number, ready=ready)
+                session.progress.finish(connection, number, ready=ready)
             if not ready:
-                self.callbacks.raise_failure(connection, number, call, value[1])
+                session.callbacks().raise_failure(
+                    connection, number, call.spec.identity, value[1], connection.address
+                )
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
-                self.leave(connection)
-            if self.notices.waiting:
-                self.notices.issue(connection, number)
+                session.leave(connection)
+            if session.notices.waiting:
+                session.notices.issue(connection, number)
             if not replaced:
                 break
-        return value, frame, connection
+        return value, frame, opened
 
-    def _let_go(
-        self, call: Encoded, load: Load, connection: ClientConnection, pending: Pending
-    ) -> None:
+    def _let_go(self, call: Encoded, load: Load, opened: OpenSession, pending: Pending) -> None:
         """A reply that nobody waits for any more: what it has left on the server goes."""
         load.abandon()
         if call.stay is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):
-                self.outcome(call, pending.value, pending.frame.buffers, connection)
+                self.outcome(call, pending.value, pending.frame.buffers, opened)
 
     def submit(self, call: Encoded) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -227,10 +231,10 @@ class Caller(Link):
             JaxdError: when the call could not be made. What happens to it later is in the future.
         """
         if call.values:
-            return self.values().calls.submit(call)
+            return self.session.values().calls.submit(call)
         from jaxd.submission import Submission  # imports concurrent.futures
 
-        submission = Submission(self, call)
+        submission = Submission(self.session, call, self.outcome)
         submission.start()
         return submission.future
 
@@ -239,22 +243,26 @@ class Caller(Link):
         call: Encoded,
         value: tuple[Any, ...],
         buffers: Sequence[memoryview],
-        connection: ClientConnection,
+        opened: OpenSession,
     ) -> Any:
         """The result in a reply, which was looked at and came over that connection.
+
+        Args:
+            call: the call.
+            value: the reply.
+            buffers: what came beside it.
+            opened: not that of today: what stayed belongs to the session of the call.
 
         Raises:
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
+        identity = call.spec.identity
         if value[0] == FAILED:
             from jaxd.raised import raised_by
 
-            raise raised_by(value[1], call.spec.identity, connection)
-        identity = call.spec.identity
+            raise raised_by(value[1], identity.name, identity.reader, opened.connection.address)
         if call.stay is not None:
-            remote = connection.remote  # not that of today: what stayed belongs to its session
-            assert remote is not None
-            return remote.calls.read(call, value[1], Home.of(value, buffers))
+            return opened.values.calls.read(call, value[1], Home.of(value, buffers))
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable()
         with identity.travelling():
@@ -276,7 +284,7 @@ class Caller(Link):
 
     def call_back(
         self,
-        connection: ClientConnection,
+        connection: object,
         about: Encoded | None,
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
@@ -286,11 +294,10 @@ class Caller(Link):
             raise CallbackError(
                 "the call that wants a function called back was given up. Nothing is called."
             )
-        return self.callbacks.run(connection, about, question, buffers)
+        identity, arguments = about.spec.identity, about.arguments
+        return self.session.callbacks().run(connection, identity, arguments, question, buffers)
 
-    def event(
-        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
-    ) -> None:
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """A call of ours reports how far it is, or what its user should know.
 
         Raises:
@@ -300,11 +307,11 @@ class Caller(Link):
 
         try:
             if kind in HEARD:
-                self.hearing.event(connection, number, kind, content)
+                self.session.hearing().event(connection, number, kind, content)
             elif kind == "warning":
-                self.notices.event(connection, number, content)
+                self.session.notices.event(connection, number, content)
             else:
-                self.progress.event(connection, number, kind, content)
+                self.session.progress.event(connection, number, kind, content)
         except (AttributeError, TypeError, ValueError) as error:
             # else it would end the thread that reads, and with it what others wait for
             raise ProtocolError(

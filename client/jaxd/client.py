@@ -72,7 +72,7 @@ class Client:
         Raises:
             NoServer: when it cannot be reached.
         """
-        return Statistics.from_report(self.caller.ask("statistics"))
+        return Statistics.from_report(self.caller.session.ask("statistics"))
 
     def info(self) -> dict[str, Any]:
         """What the server is: versions, devices, limits, and how this client reaches it.
@@ -80,12 +80,13 @@ class Client:
         Raises:
             NoServer: when it cannot be reached.
         """
-        server = self.caller.ask("info")
-        return {**server, "address": str(self.caller.address), "session": self.caller.session}
+        session = self.caller.session
+        server = session.ask("info")
+        return {**server, "address": str(session.address), "session": session.id}
 
     def devices(self) -> tuple[Device, ...]:
         """As `jaxd.devices`, of this client's server."""
-        return ask_devices(self.caller)
+        return ask_devices(self.caller.session.ask)
 
     def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
         """As `jaxd.put`, on this client's server."""
@@ -108,7 +109,7 @@ class Client:
 
         The client may be used again: it then connects anew.
         """
-        self.caller.close()
+        self.caller.session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -122,9 +123,9 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        caller = self.caller
-        where = caller.address or caller.settings.server or "the local server"
-        return f"<jaxd.Client of {where}, {'' if caller.connected else 'not '}connected>"
+        session = self.caller.session
+        where = session.address or session.settings.server or "the local server"
+        return f"<jaxd.Client of {where}, {'' if session.connected else 'not '}connected>"
 
 
 def connect(
@@ -159,7 +160,7 @@ def connect(
     if device is not None:
         settings = settings.replaced(device=device_index(device))
     client = Client(Caller(settings))
-    client.caller.connection()
+    client.caller.session.connection()
     return client
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from jaxd.dialling import check_owner
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 
@@ -86,6 +85,8 @@ def _connect(path: str, uid: int | None) -> socket.socket | None:
     except OSError:
         control.close()
         return None
+    from jaxd.connecting import check_owner  # imports rpyc: only where a host answers
+
     try:
         check_owner(control, Address.unix(path)._replace(uid=uid))
     except BaseException:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd.inside import is_inside, running
 from jaxd.origin import rows_of
 from jaxd_protocol.calls import INSIDE, LOST_AGAIN, LOST_ONCE, MAY_REPEAT, ON_VALUES, STRICT
-from jaxd_protocol.elsewhere import ABSENT, Row, Stay, pack_rows
+from jaxd_protocol.elsewhere import Row, Stay, pack_rows
 
 if TYPE_CHECKING:
     from jaxd.identity import Spec
     from jaxd.origin import Stretch
     from jaxd.results import ResultsAs
-    from jaxd.routes import Load
 
 __all__ = ["CallSettings", "Encoded"]
 
@@ -119,23 +117,6 @@ class Encoded(NamedTuple):
             elsewhere,
             drops,
         )
-
-    def of_copies(self, load: Load) -> Encoded:
-        """The same, of the copies that its load has made: the caller's arrays may change."""
-        if not load.places:
-            return self  # none of it is ever loaded again
-        in_blocks = load.in_blocks()
-        absent = {row.leaf for row in load.rows if row.kind in ABSENT}
-        rest = iter(load.buffers)
-        buffers: list[memoryview] = []
-        for owner, data in zip(chain(self.owners, repeat(-1)), self.buffers, strict=False):
-            if owner in in_blocks:
-                buffers.append(in_blocks[owner][: len(data)])
-            elif owner in absent:
-                buffers.append(data)  # an array of jax that the server has: it cannot change
-            else:
-                buffers.append(next(rest))
-        return self._replace(buffers=buffers)
 
     def without_data(self) -> Encoded:
         """The same, once its data is not needed any more."""

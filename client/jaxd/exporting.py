@@ -128,7 +128,7 @@ def exported_call(
         raise _cannot(
             spec, "jax traces the caller. Use f.grad(), f.vmap() and the like, which are exported"
         )
-    kind = (tree, tuple(map(_kind, leaves)), caller.platform)
+    kind = (tree, tuple(map(_kind, leaves)), caller.session.platform)
     with _making:
         found = _made.setdefault(spec, {}).get(kind)
     if found is None:
@@ -166,7 +166,7 @@ def _export(
 
     kinds = map(_kind, leaves)
     specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
-    platform = _PLATFORMS.get(caller.platform, caller.platform)
+    platform = _PLATFORMS.get(caller.session.platform, caller.session.platform)
     with settings(config), without_places():
         jitted = jax.jit(flat, keep_unused=True)
         traced = jitted.trace(*specs)  # what the function raises is raised as it is

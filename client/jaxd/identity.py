@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.forking import forget_after_fork
 from jaxd.jax_side import refuse_settings_that_stay
 from jaxd.own_objects import OwnObjects
 from jaxd.redecoration import redecorations
 from jaxd.results import ResultReader
 from jaxd.upgrades import upgrades
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit_options import Options, Ship, function_key, normal_config
 from jaxd_protocol.statics import Statics, statics_of

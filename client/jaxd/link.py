@@ -1,4 +1,4 @@
-"""One server, and the connection to it: made when needed, and made again when it was lost."""
+"""The session with one server: connected when needed, and again when the connection was lost."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.forking import forget_after_fork
-from jaxd.later import Later
 from jaxd.notices import Notices
+from jaxd.pending import twice
 from jaxd.progress import Progress
-from jaxd.remote_values import RemoteValues
+from jaxd.remote_values import OpenSession, RemoteValues
 from jaxd.routes import Routes
 from jaxd.settings import Settings
-from jaxd.twice import twice
 from jaxd_protocol.addresses import Address
+from jaxd_protocol.base.process import Later, forget_after_fork
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
 
 if TYPE_CHECKING:
     from jaxd.callbacks import Callbacks
-    from jaxd.drops import Drops
     from jaxd.hearing import Hearing
     from jaxd.pending import Answers
-    from jaxd.sent_before import SentBefore
     from jaxd.transport import ClientConnection
 
-__all__ = ["Link"]
+__all__ = ["MAX_WORKERS", "Session"]
+
+MAX_WORKERS: Final = 4
+"""How many workers a call is sent to while one after the other is replaced."""
 
 _HANDSHAKES: Final = 3
 
 
-class Link:
-    """One server, as seen from this process. Thread-safe; connects when first used.
+class Session:
+    """The session with one server: a connection, and what belongs to the session. Thread-safe.
+
+    Connects when first used.
 
     Args:
         settings: where the server is and how to prove who we are.
@@ -46,11 +47,13 @@ class Link:
 
     Attributes:
         address: where it was found; None before the first connection.
-        session: the server's name for this client, kept over connections.
+        id: the server's name for this client, kept over connections.
         remote: what this process has on the server in that session.
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
+        hearing: makes what says here what calls say there.
+        callbacks: makes what runs here what programs call back.
         routes: how large arrays travel.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
@@ -61,8 +64,8 @@ class Link:
         self._answers = answers
         self.progress = Progress()
         self.notices = Notices()
-        self._hearing = Later(self._make_hearing)
-        self._callbacks = Later(_make_callbacks)
+        self.hearing: Later[Hearing] = Later(self._make_hearing)
+        self.callbacks: Later[Callbacks] = Later(_make_callbacks)
         self.routes = Routes()
         self.after_fork()
         forget_after_fork(self)
@@ -70,21 +73,15 @@ class Link:
     def after_fork(self) -> None:
         """Forgets the connection without ending it, as the child of a fork must."""
         self._lock = threading.Lock()  # guards connecting
-        self._connection: ClientConnection | None = None
+        self._open: OpenSession | None = None
         self._left: list[ClientConnection] = []
         self.window: threading.BoundedSemaphore | None = None
         self.address: Address | None = None
-        self.session: str | None = None
+        self.id: str | None = None
         self.remote: RemoteValues | None = None
-        self._sent_before: Later[SentBefore] | None = None
         self._says_goodbye = False
         self.accepts: str | None = None
         self.platform = "cpu"
-
-    @property
-    def hearing(self) -> Hearing:
-        """Says here what calls say there."""
-        return self._hearing()
 
     def _make_hearing(self) -> Hearing:
         from jaxd.hearing import Hearing
@@ -92,41 +89,34 @@ class Link:
         return Hearing(self.notices, self.progress)
 
     @property
-    def callbacks(self) -> Callbacks:
-        """Runs here what programs call back."""
-        return self._callbacks()
-
-    @property
     def connected(self) -> bool:
         """Whether there is an open connection now."""
-        return self._connection is not None and self._connection.alive
+        return self._open is not None and self._open.connection.alive
 
     def close(self) -> None:
         """Ends the connection; the next call makes another."""
         with self._lock:
-            connection, self._connection = self._connection, None
+            found, self._open = self._open, None
             left, self._left = self._left, []
             if self.remote is not None:
                 self.remote.drops.stop()
-        for one in (connection, *left):
-            if one is not None:
-                one.retire()
+        if found is not None:
+            found.connection.retire()
+        for connection in left:
+            connection.retire()
 
     def values(self) -> RemoteValues:
         """What this process has on the server."""
-        if self.remote is None:
-            self.connection()
-        assert self.remote is not None
-        return self.remote
+        return self.current().values if self.remote is None else self.remote
 
     def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
         """Sends a message without a reply if there is a connection; whether it is of any use."""
-        connection = self._connection
+        found = self._open
         if remote is not self.remote:
             return False
-        if connection is not None:
+        if found is not None:
             with suppress(JaxdError):
-                connection.tell(verb, args)
+                found.connection.tell(verb, args)
         return True
 
     def say_goodbye(self) -> None:
@@ -134,8 +124,12 @@ class Link:
         if self.remote is not None:
             self.tell(self.remote, "bye")
 
-    def connection(self, fresh: bool = False, deadline: float | None = None) -> ClientConnection:
-        """The open connection; made, or made anew, when there is none.
+    def connection(self, fresh: bool = False) -> ClientConnection:
+        """As `current`, the connection alone."""
+        return self.current(fresh).connection
+
+    def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
+        """The open connection and its session; made, or made anew, when there is none.
 
         A server that has no room for one more client is asked again when it says.
 
@@ -149,48 +143,47 @@ class Link:
             NoServer: when no server can be found, started or reached.
             AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
         """
-        connection = self._connection
-        if fresh and connection is not None:
-            connection.check()
-        if connection is not None and connection.alive:
-            return connection
+        found = self._open
+        if fresh and found is not None:
+            found.connection.check()
+        if found is not None and found.connection.alive:
+            return found
         try:
-            return self._connected()
+            return self._opened()
         except Busy as error:
-            return self._connected_later(error, deadline)
+            return self._opened_later(error, deadline)
 
-    def _connected_later(self, error: Busy, deadline: float | None) -> ClientConnection:
+    def _opened_later(self, error: Busy, deadline: float | None) -> OpenSession:
         """Nobody waits for the lock meanwhile: the client can be closed."""
-        from jaxd.politeness import Politeness  # a server seldom is
+        from jaxd.losses import Politeness  # a server seldom is
 
         politeness = Politeness(deadline)
         while (pause_s := politeness.pause_after_s(error.retry_after_s)) is not None:
             time.sleep(pause_s)
             try:
-                return self._connected()
+                return self._opened()
             except Busy as again:
                 error = again
         raise error
 
-    def _connected(self) -> ClientConnection:
-        """As `connection`, but a server without room is not asked again."""
+    def _opened(self) -> OpenSession:
+        """As `current`, but a server without room is not asked again."""
         with self._lock:
-            if self._connection is None or not self._connection.alive:
-                self._connection = self._connect_again()
-                if self.remote is not None:
-                    self.remote.drops.again()  # now: before, nothing could be told
+            if self._open is None or not self._open.connection.alive:
+                self._open = self._connect_again()
+                self._open.values.drops.again()  # now: before, nothing could be told
                 for left in self._left:
                     left.check()  # the worker behind it has ended by now
                 self._left = [left for left in self._left if left.alive]
-            return self._connection
+            return self._open
 
-    def _connect_again(self) -> ClientConnection:
+    def _connect_again(self) -> OpenSession:
         """Where a server has answered before, a handshake that breaks off means little.
 
         It was the old worker, at its very end, or the network was lost once more. Something in
         between, such as a tunnel, may also take connections for a server that does not run.
         """
-        if not self._left and self.session is None:
+        if not self._left and self.id is None:
             return self._connect()
         for _ in range(_HANDSHAKES - 1):
             with suppress(ProtocolError):
@@ -213,11 +206,11 @@ class Link:
         Those that are open on it are still answered.
         """
         with self._lock:
-            if self._connection is connection:
-                self._connection = None
+            if self._open is not None and self._open.connection is connection:
+                self._open = None
                 self._left.append(connection)
 
-    def _connect(self) -> ClientConnection:
+    def _connect(self) -> OpenSession:
         from jaxd.connecting import open_connection  # imports rpyc: only a first call needs it
 
         self.address = self.settings.server
@@ -225,30 +218,24 @@ class Link:
             from jaxd.discovery import find_server
 
             self.address = find_server(self.settings)
-        connection, welcome = open_connection(
-            self.address, self.settings, self.session, self._answers
-        )
-        if self.remote is None or self.session != welcome["session"]:
+        connection, welcome = open_connection(self.address, self.settings, self.id, self._answers)
+        connection.on_transfer = self.progress.transfer
+        if self.remote is None or self.id != welcome["session"]:
             if self.remote is not None:
                 self.remote.drops.stop()
-            self.session = welcome["session"]
-            self.remote = RemoteValues(self, self.session, str(self.address), connection.worker)
-            make = partial(_make_sent_before, self.remote.drops, self.address, self.settings)
-            self._sent_before = Later(make)
+            self.id = welcome["session"]
+            compress = self.settings.compress
+            self.remote = RemoteValues(self, self.address, connection.worker, compress=compress)
             if not self._says_goodbye:
                 self._says_goodbye = True
                 atexit.register(_say_goodbye, weakref.ref(self))
-        connection.address = str(self.address)
-        connection.sent_before = self._sent_before
-        connection.remote = self.remote
-        connection.on_transfer = self.progress.transfer
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
         self.notices.compare(welcome["peer"].versions)
         if welcome.get("platform", "cpu") != "cpu":
             self._keep_off(welcome)
-        return connection
+        return OpenSession(connection, self.remote)
 
     def _keep_off(self, welcome: Mapping[str, Any]) -> None:
         from jaxd.device_guard import keep_off  # where no accelerator is, nobody pays for this
@@ -279,13 +266,7 @@ def _make_callbacks() -> Callbacks:
     return Callbacks()
 
 
-def _make_sent_before(drops: Drops, where: Address, settings: Settings) -> SentBefore:
-    from jaxd.sent_before import SentBefore
-
-    return SentBefore(drops, where, compress=settings.compress)
-
-
-def _say_goodbye(of: weakref.ref[Link]) -> None:
-    link = of()
-    if link is not None:
-        link.say_goodbye()
+def _say_goodbye(of: weakref.ref[Session]) -> None:
+    session = of()
+    if session is not None:
+        session.say_goodbye()

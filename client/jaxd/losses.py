@@ -1,18 +1,26 @@
-"""What becomes of a call whose connection was lost: it is repeated, or its caller told why not."""
+"""When a call is made again: its connection was lost, or the server is busy or being replaced."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.pending import Unsent
-from jaxd_protocol.errors import ConnectionLost, WorkerLost
+from jaxd_protocol.calls import FAILED, is_failure
+from jaxd_protocol.errors import Busy, ConnectionLost, WorkerLost
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
 
-__all__ = ["Losses"]
+__all__ = ["Losses", "Politeness"]
 
 _MOST: Final = 16
+
+_LONGEST_S: Final = 60.0
+"""For so long a call that has no `timeout_s` is repeated before its caller hears of it."""
+
+_AT_MOST: Final = 8.0
+_JITTER: Final = (0.5, 1.5)
 
 Worker = tuple[Any, ...]
 """Names one worker of one server: its epoch and its process."""
@@ -84,3 +92,37 @@ class Losses:
                 "way. See the server's log, and try it with JAXD_INLINE=1."
             )
         return call._replace(lost=self._workers) if self._workers else call
+
+
+class Politeness:
+    """How often, and when, one call comes again to a server that is busy.
+
+    The server says when; each client comes at a moment of its own.
+
+    Args:
+        deadline: `time.monotonic()` after which its caller does not wait.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = time.monotonic() + _LONGEST_S if deadline is None else deadline
+        self._patience = 1.0
+
+    def pause_s(self, value: Any) -> float | None:
+        """Seconds to wait before the call is made again.
+
+        None when it is not to be: its reply says something else, or that would be too late.
+
+        Args:
+            value: what the server replied.
+        """
+        if value[0] != FAILED or not is_failure(value[1], Busy):
+            return None
+        return self.pause_after_s(float(value[1][4]))
+
+    def pause_after_s(self, retry_after_s: float) -> float | None:
+        """As `pause_s`, of what a server has said that takes no client now."""
+        import random  # a server seldom is busy, and this takes longer to import than all else
+
+        pause_s = retry_after_s * self._patience * random.uniform(*_JITTER)  # noqa: S311  no secret
+        self._patience = min(_AT_MOST, 2 * self._patience)  # everybody may have been told the same
+        return pause_s if time.monotonic() + pause_s < self._deadline else None

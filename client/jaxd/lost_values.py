@@ -10,7 +10,7 @@ from jaxd_protocol.errors import ValuesDied, ValuesLost
 
 if TYPE_CHECKING:
     from jaxd.encoded import Encoded
-    from jaxd.remote_array import RemoteArray
+    from jaxd.origin import Handle
 
 __all__ = ["gone", "naming", "naming_for"]
 
@@ -33,7 +33,7 @@ def gone(*, with_worker: bool) -> ValuesLost:
 
 
 def naming(
-    error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str = "this process"
+    error: ValuesLost, arrays: Sequence[Handle], needed_by: str = "this process"
 ) -> ValuesLost:
     """The same error, and in its message which arrays somebody needed.
 

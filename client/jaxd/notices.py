@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 
 __all__ = ["Notices"]

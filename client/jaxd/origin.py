@@ -8,22 +8,107 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import ref
 
 from jaxd_protocol.elsewhere import VALUE, Row
 
 if TYPE_CHECKING:
-    from jaxd.remote_array import Keeper, RemoteArray
     from jaxd_protocol.trees import Leaf
 
-__all__ = ["DELETED", "Origin", "Stretch", "Stretches", "are_in_order", "rows_of"]
+__all__ = [
+    "DELETED",
+    "ArrayFetcher",
+    "Handle",
+    "Origin",
+    "Stretch",
+    "Stretches",
+    "are_in_order",
+    "rows_of",
+]
 
 _ORIGIN: Final = attrgetter("origin")
 _NUMBER: Final = attrgetter("number")
 
 DELETED = ""
 """In place of the function that was given an array's memory."""
+
+
+class Handle(Protocol):
+    """An array on the server, as this process holds it: a `RemoteArray`."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it came from, with others."""
+
+    @property
+    def number(self) -> int:
+        """Which of these it is."""
+
+    @property
+    def id(self) -> int:
+        """Its number in the session."""
+
+    @property
+    def flight(self) -> Any:
+        """The call that makes it, when that had not run; the fetcher's affair."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its data was brought home."""
+
+    def receive(self, data: memoryview) -> None:
+        """Takes its data, all bytes in C order, which nobody changes any more."""
+
+    def is_deleted(self) -> bool:
+        """Whether it was deleted, or donated to a call."""
+
+    def refuse_deleted(self) -> None:
+        """Raises `ValueDeleted` when it was deleted or donated."""
+
+
+class ArrayFetcher(Protocol):
+    """Who has the data of arrays on the server."""
+
+    @property
+    def where(self) -> str:
+        """The server's address, for people."""
+
+    def bring(self, array: Handle, copy: bool = True) -> memoryview:
+        """All bytes in C order, waited for; without `copy` they may lie in shared memory.
+
+        Raises:
+            Exception: what the call raised that was to compute the array.
+        """
+
+    def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def wait(self, array: Handle) -> None:
+        """Returns when the array is computed.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """Takes note that nobody here needs the array. Called in a garbage collection."""
 
 
 class Origin:
@@ -56,13 +141,13 @@ class Origin:
     )
 
     def __init__(
-        self, keeper: Keeper, first: int, leaves: Sequence[Leaf], flight: Any = None
+        self, keeper: ArrayFetcher, first: int, leaves: Sequence[Leaf], flight: Any = None
     ) -> None:
         self.keeper = keeper
         self.first = first
         self.leaves = leaves
         self.flight = flight
-        self.arrays: Sequence[ref[RemoteArray]] = ()
+        self.arrays: Sequence[ref[Handle]] = ()
         self.is_looked_at = False
         self.gone: dict[int, str] = {}
         self.settled: set[int] = set()
@@ -92,7 +177,7 @@ class Stretch(NamedTuple):
     leaf: int
     origin: Origin
     number: int
-    arrays: Sequence[RemoteArray]
+    arrays: Sequence[Handle]
 
     @property
     def row(self) -> Row:
@@ -131,10 +216,10 @@ class Stretches:
     def __init__(self) -> None:
         self.found: list[Stretch] = []
         self._place: tuple[Origin | None, int] = (None, 0)  # of the last one
-        self._arrays: list[RemoteArray] = []  # its arrays
+        self._arrays: list[Handle] = []  # its arrays
         self._end = -1  # the leaf behind it
 
-    def add(self, leaf: int, arrays: Sequence[RemoteArray]) -> None:
+    def add(self, leaf: int, arrays: Sequence[Handle]) -> None:
         """Takes arrays that follow one another, from that leaf of the call on."""
         origin, number = arrays[0].origin, arrays[0].number
         place = (origin, number - leaf)
@@ -145,7 +230,7 @@ class Stretches:
         self._end = leaf + len(arrays)
 
 
-def are_in_order(arrays: Sequence[RemoteArray]) -> bool:
+def are_in_order(arrays: Sequence[Handle]) -> bool:
     """Whether arrays, at least one, have one origin, and follow one another as in it."""
     first = arrays[0].number
     return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [

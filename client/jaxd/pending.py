@@ -1,18 +1,19 @@
-"""A request that waits for its reply, and who answers while it waits."""
+"""A request that waits for its reply, who answers while it waits, and what is asked twice."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["WORD_S", "Answers", "Pending", "Unsent"]
+__all__ = ["WORD_S", "Answers", "Pending", "Unsent", "twice"]
+
+T = TypeVar("T")
 
 WORD_S = 0.25
 """How much longer than to its deadline a caller waits: the server knows what the time went into."""
@@ -23,23 +24,24 @@ class Unsent(ConnectionLost):
 
 
 class Answers(Protocol):
-    """What the client answers when the server asks."""
+    """What the client answers when the server asks.
+
+    A `connection` tells the calls made over it from those of others, which have the same numbers.
+    """
 
     def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
         """The answer to `describe` or `code`."""
 
     def call_back(
         self,
-        connection: ClientConnection,
+        connection: object,
         about: Any,
         question: tuple[Value, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Value, Sequence[memoryview]]:
         """Calls a function of this process for an open call; `about`: what its `Pending` says."""
 
-    def event(
-        self, connection: ClientConnection, number: int, kind: str, content: dict[str, Any]
-    ) -> None:
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Call `number` reports something; called by whoever reads, so it must be quick."""
 
 
@@ -85,3 +87,16 @@ class Pending:
             raise self.error
         assert self.frame is not None
         return self.value, self.frame
+
+
+def twice(ask: Callable[[], T]) -> T:
+    """What `ask` returns, at the second time when the first loses its connection.
+
+    Raises:
+        ConnectionLost: when the second does, too.
+        Exception: what else `ask` raises.
+    """
+    try:
+        return ask()
+    except ConnectionLost:
+        return ask()

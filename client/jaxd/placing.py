@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.arguments import ArgumentEncoder
-from jaxd.caller import MAX_WORKERS
+from jaxd.arrays_here import leaves_of, map_leaves
 from jaxd.jax_side import current_config
+from jaxd.link import MAX_WORKERS
 from jaxd.remote_array import RemoteArray
 from jaxd.remote_values import RemoteValues
 from jaxd.results import ResultReader
-from jaxd.user_trees import leaves_of, map_leaves
 from jaxd_protocol.elsewhere import first_id, new_number, pack_ids
 from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
 from jaxd_protocol.jit_options import normal_config
@@ -37,23 +37,24 @@ def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
     What is asked needs nothing of the old one, or says by itself that this is gone.
     """
     for _ in range(MAX_WORKERS - 1):
-        values = caller.values()
+        values = caller.session.values()
         try:
             return ask(values)
         except WorkerReplaced:
             _go_on(caller, values)
         except ValuesLost:
-            if caller.values() is values:
+            if caller.session.values() is values:
                 raise
-    return ask(caller.values())
+    return ask(caller.session.values())
 
 
 def _go_on(caller: Caller, values: RemoteValues) -> None:
     """Goes on with the next worker; that of these values takes nothing new."""
-    connection = caller.connection()
-    if connection.remote is values:  # nobody else has gone on yet
-        caller.leave(connection)
-        caller.connection()
+    session = caller.session
+    opened = session.current()
+    if opened.values is values:  # nobody else has gone on yet
+        session.leave(opened.connection)
+        session.connection()
 
 
 def _put(values: RemoteValues, tree: Any, name: str | None, ttl_s: float | None) -> Any:

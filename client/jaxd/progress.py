@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Final, Protocol
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 
 __all__ = ["Progress", "Transferring"]
 

@@ -9,23 +9,38 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 
 if TYPE_CHECKING:
     from jaxd.pending import Answers
-    from jaxd.transport import ClientConnection
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["Answerers", "NothingGiven", "answer", "read_event"]
+__all__ = ["Answerers", "AskedOver", "NothingGiven", "answer", "read_event"]
 
 _PER_CALL: Final = 64
 """Threads for each open call: what runs here may make calls, whose questions must have some too."""
 
 _MOST_WAITING: Final = 4096
 """Questions without a thread. A server asks once for each of its threads that waits for us."""
+
+
+class AskedOver(Protocol):
+    """The connection over which a question came."""
+
+    def about(self, number: Any) -> Any:
+        """What the open request of that number is for; None when it is for no call, or not open."""
+
+    def send_reply(self, seq: int, value: Value, buffers: Sequence[memoryview] = ()) -> None:
+        """Answers question `seq`."""
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the connection: open requests fail with `error`, and nobody repeats them."""
+
+    def shut(self) -> None:
+        """Ends the connection at once."""
 
 
 class NothingGiven(ProtocolError):
@@ -113,7 +128,7 @@ class Answerers:
 
 
 def answer(
-    connection: ClientConnection,
+    connection: AskedOver,
     answers: Answers,
     seq: int,
     verb: str,
@@ -149,7 +164,7 @@ def _question(
 
 
 def _call_back(
-    connection: ClientConnection,
+    connection: AskedOver,
     answers: Answers,
     seq: int,
     args: tuple[Value, ...],

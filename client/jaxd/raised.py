@@ -10,24 +10,23 @@ from jaxd_protocol.errors import JaxdError, RemoteError
 from jaxd_protocol.failures import Failure, rebuild_failure
 
 if TYPE_CHECKING:
-    from jaxd.identity import Identity
-    from jaxd.transport import ClientConnection
+    from jaxd.results import ResultReader
 
 __all__ = ["raised_by"]
 
 
-def raised_by(failure: Failure, function: Identity, connection: ClientConnection) -> BaseException:
+def raised_by(failure: Failure, name: str, reader: ResultReader, address: str) -> BaseException:
     """The exception that a call has ended with; a note says which call, and of which server.
 
     Args:
         failure: what the server says.
-        function: what was called; of the user's own exceptions, those that it reaches are known.
-        connection: over which the call was made.
+        name: what people call the function.
+        reader: of its results; of the user's own exceptions, those that it reaches are known.
+        address: of the server, for people.
     """
-    error = rebuild_failure(failure, function.reader, with_jax=_shows_jax())
+    error = rebuild_failure(failure, reader, with_jax=_shows_jax())
     if type(error) is RemoteError or not isinstance(error, JaxdError):
-        at = connection.address
-        error.add_note(f"Raised in the call of {function.name} on the jaxd server at {at}.")
+        error.add_note(f"Raised in the call of {name} on the jaxd server at {address}.")
     return error
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice
 
 __all__ = ["Redecorations", "redecorations"]

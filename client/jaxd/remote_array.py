@@ -8,54 +8,22 @@ import operator
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
-from jaxd.array_like import ArrayLike, touched
 from jaxd.arrays_here import array_here, kind_here
 from jaxd.jax_side import loaded_jax
-from jaxd.origin import DELETED, Origin
+from jaxd.lazy import ArrayLike, touched
+from jaxd.origin import DELETED, ArrayFetcher, Origin
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.trees import Leaf
 from jaxd_protocol.trees.leaves import dtype_of, itemsize_of
 
-__all__ = ["Keeper", "RemoteArray", "by_handle"]
+__all__ = ["RemoteArray", "by_handle"]
 
 by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
 )
 """What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
-
-
-class Keeper(Protocol):
-    """Who has the data of arrays on the server."""
-
-    @property
-    def where(self) -> str:
-        """The server's address, for people."""
-
-    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
-        """All bytes in C order, waited for; without `copy` they may lie in shared memory.
-
-        Raises:
-            Exception: what the call raised that was to compute the array.
-        """
-
-    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
-        """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
-
-        Raises:
-            Exception: as `bring`.
-        """
-
-    def wait(self, array: RemoteArray) -> None:
-        """Returns when the array is computed.
-
-        Raises:
-            Exception: as `bring`.
-        """
-
-    def drop(self, id: int) -> None:  # noqa: A002
-        """Takes note that nobody here needs the array. Called in a garbage collection."""
 
 
 class RemoteArray(ArrayLike):
@@ -81,7 +49,7 @@ class RemoteArray(ArrayLike):
         """The class to make arrays of: in a process that has jax, they are `jax.Array`s too."""
         if loaded_jax() is None:
             return cls
-        from jaxd.jax_leaves import leaf_class
+        from jaxd.jax_nodes import leaf_class
 
         return leaf_class(RemoteArray)
 
@@ -104,7 +72,7 @@ class RemoteArray(ArrayLike):
     # what is known without moving anything
 
     @property
-    def keeper(self) -> Keeper:
+    def keeper(self) -> ArrayFetcher:
         """Who has the data."""
         return self.origin.keeper
 
@@ -137,7 +105,7 @@ class RemoteArray(ArrayLike):
     def dtype(self) -> Any:
         """The dtype, numpy's. Of PRNG keys jax's own, or uint32 in a process without jax."""
         if self.leaf.tag == "K" and loaded_jax() is not None:
-            from jaxd.jax_leaves import key_dtype
+            from jaxd.jax_nodes import key_dtype
 
             return key_dtype(self.leaf.impl)
         return dtype_of(self.leaf.dtype)
@@ -235,7 +203,7 @@ class RemoteArray(ArrayLike):
     @property
     def __jax_array__(self) -> Callable[[], Any]:
         """What jax calls for the array; looking it up makes the array known to jax."""
-        from jaxd.jax_leaves import leaf_class
+        from jaxd.jax_nodes import leaf_class
 
         leaf_class(RemoteArray)
         return self._touched
@@ -287,7 +255,7 @@ class RemoteArray(ArrayLike):
         if self.leaf.tag == "K":
             return None
         if loaded_jax() is not None:
-            from jaxd.jax_leaves import array_class
+            from jaxd.jax_nodes import array_class
 
             return array_class()
         return getattr(sys.modules.get("numpy"), "ndarray", None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from jaxd.caller import Caller
 from jaxd_protocol.errors import ConfigurationError
 
 __all__ = ["Device", "ask_devices", "device_index"]
@@ -44,13 +43,16 @@ class Device:
         return cls(**{name: row[name] for name in cls.__slots__})
 
 
-def ask_devices(caller: Caller) -> tuple[Device, ...]:
+def ask_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]:
     """Those of a server, in jax's order.
+
+    Args:
+        ask: asks the server something about itself.
 
     Raises:
         NoServer: when it cannot be reached.
     """
-    return tuple(map(Device.from_report, caller.ask("devices")["devices"]))
+    return tuple(map(Device.from_report, ask("devices")["devices"]))
 
 
 def device_index(device: SupportsIndex | None) -> int | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jaxd.drops import Drops
-from jaxd.forking import forget_after_fork
 from jaxd.origin import Origin
+from jaxd.pending import twice
 from jaxd.results import ResultReader
-from jaxd.twice import twice
-from jaxd.value_calls import ValueCalls
+from jaxd.value_calls import Services, ValueCalls
+from jaxd_protocol.base.process import Later, forget_after_fork
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import HOME_BYTES, first_id, new_number, pack_ids, pack_rows
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
@@ -21,37 +21,79 @@ from jaxd_protocol.trees import Leaf, parse_skeleton
 
 if TYPE_CHECKING:
     from jaxd.arguments import ArgumentEncoder as PutData
-    from jaxd.flight import Flight
-    from jaxd.link import Link
+    from jaxd.flights import Flight
+    from jaxd.origin import Handle
     from jaxd.pending import Pending
     from jaxd.remote_array import RemoteArray
+    from jaxd.sent_before import SentBefore
     from jaxd.transport import ClientConnection
+    from jaxd_protocol.addresses import Address
     from jaxd_protocol.wire import Frame
 
-__all__ = ["RemoteValues", "specs_in"]
+__all__ = ["OpenSession", "RemoteValues", "Uplink", "specs_in"]
 
 _FETCHED_AT_ONCE: Final = 1 << 28
+
+
+class OpenSession(NamedTuple):
+    """A connection, and what belongs to the session in which it was opened."""
+
+    connection: ClientConnection
+    values: RemoteValues
+
+
+class Uplink(Services, Protocol):
+    """What reaches the server of this client."""
+
+    @property
+    def remote(self) -> RemoteValues | None:
+        """What this process has on the server in its present session."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is an open connection now."""
+
+    def current(self) -> OpenSession:
+        """The open connection and its session; made, or made anew, when there is none."""
+
+    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+        """Sends a message without a reply if there is a connection; whether it is of any use."""
 
 
 class RemoteValues:
     """The arrays of one session; keeps them for `RemoteArray`. Thread-safe.
 
     Args:
-        link: reaches the server.
-        session: the server's name for this client.
-        where: the server's address.
+        uplink: reaches the server.
+        address: the server's.
         worker: which of its workers has them.
+        compress: whether data may be compressed on its way over a network.
+
+    Attributes:
+        where: the server's address, for people.
+        lost: why they are gone, once they are.
+        drops: collects the ids of those that nobody here holds any more.
+        sent_before: gives what the session has sent.
+        calls: those on these arrays.
     """
 
-    def __init__(self, link: Link, session: str, where: str, worker: tuple[Any, ...] = ()) -> None:
-        self.session = session
+    def __init__(
+        self,
+        uplink: Uplink,
+        address: Address,
+        worker: tuple[Any, ...] = (),
+        *,
+        compress: bool = False,
+    ) -> None:
         self.worker = worker
-        self.where = where
+        self.where = str(address)
         self.lost: ValuesLost | None = None
-        self._link = link
+        self._uplink = uplink
         self.drops = Drops(self._tell)
         self.drop = self.drops.add
-        self.calls = ValueCalls(self, link)
+        make = partial(_make_sent_before, self.drops, address, compress=compress)
+        self.sent_before: Callable[[], SentBefore] = Later(make)
+        self.calls = ValueCalls(self, uplink)
         forget_after_fork(self)
 
     def after_fork(self) -> None:
@@ -79,8 +121,8 @@ class RemoteValues:
         """
         if self.lost is not None:
             raise self.lost
-        connection = self._link.connection()
-        if self._link.remote is not self and self.lost is None:
+        connection, values = self._uplink.current()
+        if values is not self and self.lost is None:
             from jaxd.lost_values import gone
 
             self._end(gone(with_worker=connection.worker != self.worker))
@@ -89,15 +131,15 @@ class RemoteValues:
         return connection
 
     def _tell(self, ids: bytes) -> bool:
-        if self._link.remote is self and self._has_to_wait():
+        if self._uplink.remote is self and self._has_to_wait():
             self.drops.put_back(ids)  # the calls that make these values come first
             if not self._has_to_wait():  # perhaps since before that
                 self.drops.retry()
             return True
-        return self._link.tell(self, "drop", ids)
+        return self._uplink.tell(self, "drop", ids)
 
     def _has_to_wait(self) -> bool:
-        return not self._link.connected or self.calls.has_stranded()
+        return not self._uplink.connected or self.calls.has_stranded()
 
     def remote(
         self,
@@ -123,7 +165,7 @@ class RemoteValues:
         origin.arrays = list(map(weakref.ref, arrays))
         return arrays
 
-    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+    def bring(self, array: Handle, copy: bool = True) -> memoryview:
         """All bytes of an array in C order.
 
         Raises:
@@ -137,7 +179,7 @@ class RemoteValues:
 
             raise naming(error, [array]) from None
 
-    def _bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+    def _bring(self, array: Handle, copy: bool = True) -> memoryview:
         flight: Flight | None = array.flight
         if flight is not None:
             self.calls.wait_for(flight)
@@ -150,11 +192,11 @@ class RemoteValues:
             other.receive(each)
         return data
 
-    def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
+    def _fetch(self, arrays: Sequence[Handle]) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
-        room = self._link.routes.room(connection, [array.nbytes for array in arrays])
+        room = self._uplink.routes.room(connection, [array.nbytes for array in arrays])
         if room is not None:
             try:
                 self.ask("fetch", ids, pack_ids(room.places), over=connection, holds=room)
@@ -179,7 +221,7 @@ class RemoteValues:
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
         connection, first = self.connection(), first_id(number)
-        load = self._link.routes.load(data, connection)
+        load = self._uplink.routes.load(data, connection)
         args = (number, skeleton, blob, pack_rows(load.rows), config)
         try:
             value, _ = self.ask("put", *args, buffers=load.buffers, over=connection, makes=number)
@@ -193,7 +235,7 @@ class RemoteValues:
             load.release()
         return self.remote(first, specs_in(value[1]))
 
-    def bring_all(self, arrays: Sequence[RemoteArray]) -> None:
+    def bring_all(self, arrays: Sequence[Handle]) -> None:
         """Brings several home, with few messages; they keep their data.
 
         Raises:
@@ -212,7 +254,7 @@ class RemoteValues:
 
             raise naming(error, arrays) from None
 
-    def _small_siblings(self, array: RemoteArray) -> list[RemoteArray]:
+    def _small_siblings(self, array: Handle) -> list[Handle]:
         """What is likely to be looked at next, and costs little to bring along.
 
         Nothing at the first time: a loop may look at one array of its state in each step.
@@ -233,11 +275,11 @@ class RemoteValues:
             and not self._is_home(other)
         ]
 
-    def _is_home(self, array: RemoteArray) -> bool:
+    def _is_home(self, array: Handle) -> bool:
         flight: Flight | None = array.flight
         return array.is_here or (flight is not None and flight.data(array.number) is not None)
 
-    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+    def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
         """What basic indexing gives: here when it is small, else on the server."""
         self.wait(array)
         number = new_number()
@@ -249,7 +291,7 @@ class RemoteValues:
             return made.fetch()
         return made
 
-    def wait(self, array: RemoteArray) -> None:
+    def wait(self, array: Handle) -> None:
         """Returns when an array is computed."""
         if array.flight is not None:
             self.calls.wait_for(array.flight)
@@ -309,9 +351,9 @@ def _no_class(*_: Any) -> type:
     raise JaxdError("the server named a class where only arrays are. Please report this.")
 
 
-def _parts(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
+def _parts(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
     """Groups of moderate size."""
-    group: list[RemoteArray] = []
+    group: list[Handle] = []
     size = 0
     for array in arrays:
         if group and size + array.nbytes > _FETCHED_AT_ONCE:
@@ -321,3 +363,9 @@ def _parts(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
         size += array.nbytes
     if group:
         yield group
+
+
+def _make_sent_before(drops: Drops, where: Address, *, compress: bool) -> SentBefore:
+    from jaxd.sent_before import SentBefore  # a process that sends nothing large has none
+
+    return SentBefore(drops, where, compress=compress)

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxd.arrays_here import Kind, array_here, kind_here
 from jaxd.jax_side import require_jax
-from jaxd.own_objects import Met, OwnObjects
-from jaxd.remote_objects import RemoteObject
+from jaxd.own_objects import Met, OwnObjects, RemoteObject
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.errors import ProtocolError, ResultError

@@ -7,7 +7,7 @@ they are jax arrays that the server was sent before: these cannot have changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -19,37 +19,35 @@ from jaxd_protocol.errors import ConnectionLost, JaxdError
 if TYPE_CHECKING:
     from jaxd.block_arrays import Room
     from jaxd.blocks import Block, Place, Pool
-    from jaxd.sent_before import Spared
-    from jaxd.transport import ClientConnection
+    from jaxd.sent_before import Data, SentBefore, Spared
 
-__all__ = ["Data", "Load", "Routes"]
+__all__ = ["BlockPeer", "Load", "Routes"]
 
 SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
 
 
-class Data(Protocol):
-    """Arrays that are to be sent, or lie on the server; see `Encoded`."""
+class BlockPeer(Protocol):
+    """A connection, as memory is shared over it.
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        """Where the data lies that is on the server."""
+    Attributes:
+        passes_descriptors: whether the server can be given open files, as far as is known.
+    """
 
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """The large arrays."""
+    passes_descriptors: bool
 
-    @property
-    def owners(self) -> Sequence[int]:
-        """For each of them the number of its leaf, or -1."""
+    def request(
+        self,
+        verb: str,
+        args: tuple[Any, ...],
+        *,
+        deadline: float | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> tuple[Any, object]:
+        """The server's reply, and its frame."""
 
-    @property
-    def sources(self) -> Mapping[int, Any]:
-        """The arrays of jax whose data is in a buffer, by leaf."""
-
-    @property
-    def heads(self) -> Mapping[int, bytes]:
-        """What the skeleton says of the arrays whose data is in a buffer, by leaf."""
+    def tell(self, verb: str, args: tuple[Any, ...]) -> None:
+        """Sends a message that has no reply."""
 
 
 class Load(NamedTuple):
@@ -71,6 +69,21 @@ class Load(NamedTuple):
         """What lies in blocks, by leaf, with what lies behind it."""
         blocks = {block.number: block.view for block, _ in self.places}
         return {row.leaf: blocks[row.a][row.b :] for row in self.rows if row.kind == BLOCK}
+
+    def copies_of(self, call: Data) -> Sequence[memoryview]:
+        """The buffers of the call, as copies that this has made: the caller's arrays may change."""
+        in_blocks = self.in_blocks()
+        absent = {row.leaf for row in self.rows if row.kind in ABSENT}
+        rest = iter(self.buffers)
+        copies: list[memoryview] = []
+        for owner, data in zip(chain(call.owners, repeat(-1)), call.buffers, strict=False):
+            if owner in in_blocks:
+                copies.append(in_blocks[owner][: len(data)])
+            elif owner in absent:
+                copies.append(data)  # an array of jax that the server has: it cannot change
+            else:
+                copies.append(next(rest))
+        return copies
 
     def abandon(self) -> None:
         """The server has answered a call that was released before, because nobody waited."""
@@ -112,9 +125,9 @@ class Routes:
     def load(
         self,
         call: Data,
-        connection: ClientConnection,
+        connection: BlockPeer,
+        sent_before: Callable[[], SentBefore] | None = None,
         *,
-        spare: bool = False,
         copied: bool = False,
         deadline: float | None = None,
     ) -> Load:
@@ -123,7 +136,7 @@ class Routes:
         Args:
             call: its data.
             connection: what it is sent over.
-            spare: whether to look for what was sent before.
+            sent_before: gives what the session has sent; None: nobody looks there.
             copied: whether the caller may change its arrays before the reply is here.
             deadline: `time.monotonic()` after which the caller does not wait any more.
 
@@ -133,8 +146,12 @@ class Routes:
         """
         if not call.buffers:
             return Load(call.rows, call.buffers)
-        sent_before = connection.sent_before
-        spared = sent_before().spare(call, connection, deadline) if spare and sent_before else None
+
+        def ask(wanted: bytes, ids: bytes) -> bytes:
+            value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
+            return bytes(value[1])
+
+        spared = sent_before().spare(call, ask) if sent_before else None
         try:
             rows = list(spared.rows) if spared else []
             places = self._load_blocks(call, connection, rows, copied=copied)
@@ -152,7 +169,7 @@ class Routes:
         return Load(sorted((*call.rows, *rows)), rest, places, spared)
 
     def _load_blocks(
-        self, call: Data, connection: ClientConnection, rows: list[Row], *, copied: bool
+        self, call: Data, connection: BlockPeer, rows: list[Row], *, copied: bool
     ) -> Sequence[Place]:
         """Puts into blocks what has no row so far; adds the rows."""
         large = self._large(call, connection, {row.leaf for row in rows})
@@ -176,7 +193,7 @@ class Routes:
         ]
         return places
 
-    def room(self, connection: ClientConnection, sizes: Sequence[int]) -> Room | None:
+    def room(self, connection: BlockPeer, sizes: Sequence[int]) -> Room | None:
         """Where the server can put arrays of these sizes; None when it had better send them.
 
         Raises:
@@ -213,9 +230,7 @@ class Routes:
             if len(data) >= SHARED_BYTES
         )
 
-    def _large(
-        self, call: Data, connection: ClientConnection, settled: Collection[int]
-    ) -> list[int]:
+    def _large(self, call: Data, connection: BlockPeer, settled: Collection[int]) -> list[int]:
         """Indexes of the buffers that may go through shared memory, of leaves without a row."""
         if not call.buffers or not connection.passes_descriptors:
             return []
@@ -251,7 +266,7 @@ class Routes:
             place[0].release()
         return place is not None
 
-    def announce(self, connection: ClientConnection, places: Sequence[Place]) -> bool:
+    def announce(self, connection: BlockPeer, places: Sequence[Place]) -> bool:
         """Has the server map blocks that it does not know; whether it can.
 
         Raises:
@@ -268,7 +283,7 @@ class Routes:
             connection.tell("unshare", (tuple(retired),))
         return True
 
-    def _share(self, connection: ClientConnection, block: Block) -> bool:
+    def _share(self, connection: BlockPeer, block: Block) -> bool:
         """Whether the server sees in the block what is in it: else something lies in between."""
         try:
             value, _ = connection.request(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.copies import Copies, Copy
 from jaxd.seen_arrays import SeenArrays
@@ -15,13 +15,35 @@ if TYPE_CHECKING:
     from jaxd.compression import Compression
     from jaxd.contents import Ask, Contents
     from jaxd.drops import Drops
-    from jaxd.routes import Data
-    from jaxd.transport import ClientConnection
     from jaxd_protocol.addresses import Address
 
-__all__ = ["SentBefore", "Spared"]
+__all__ = ["Data", "SentBefore", "Spared"]
 
 _Look = Callable[[int, Any], tuple[Row, Copy] | None]
+
+
+class Data(Protocol):
+    """Arrays that are to be sent, or lie on the server; see `Encoded`."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Where the data lies that is on the server."""
+
+    @property
+    def buffers(self) -> Sequence[memoryview]:
+        """The large arrays."""
+
+    @property
+    def owners(self) -> Sequence[int]:
+        """For each of them the number of its leaf, or -1."""
+
+    @property
+    def sources(self) -> Mapping[int, Any]:
+        """The arrays of jax whose data is in a buffer, by leaf."""
+
+    @property
+    def heads(self) -> Mapping[int, bytes]:
+        """What the skeleton says of the arrays whose data is in a buffer, by leaf."""
 
 
 class Spared:
@@ -88,25 +110,16 @@ class SentBefore:
             self._contents = Contents(self._copies, self._worth)
             self._compression = Compression(self._worth) if compress else None
 
-    def spare(
-        self, call: Data, connection: ClientConnection, deadline: float | None = None
-    ) -> Spared:
+    def spare(self, call: Data, ask: Ask) -> Spared:
         """What a call need not send; to be settled when it is over.
 
         Args:
             call: its data.
-            connection: over which the server can be asked.
-            deadline: `time.monotonic()` after which the caller does not wait any more.
+            ask: asks the server.
 
         Raises:
-            ConnectionLost: when the connection has ended.
-            DeadlineExceeded: when the deadline passed.
+            JaxdError: as `ask`.
         """
-
-        def ask(wanted: bytes, ids: bytes) -> bytes:
-            value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
-            return bytes(value[1])
-
         spared = Spared(self._copies, self._worth)
         try:
             self._spare_sources(spared, call, self._seen.known)

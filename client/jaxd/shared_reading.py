@@ -10,57 +10,79 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
-from jaxd.attendant import Attendant
 from jaxd.pending import Pending
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
-from jaxd_protocol.wire import (
-    INTERRUPTIBLE_S,
-    BulkChannel,
-    BulkConnection,
-    BulkStream,
-    Frame,
-)
+from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
 from jaxd_protocol.wire.patience import Patience
 
-__all__ = ["LOST", "SharedReading", "ignore"]
+__all__ = ["LOST", "Attendant", "Dispatches", "SharedReader", "ignore"]
 
 LOST = "the connection to the server ended while a call was open."
 
 
-class SharedReading(BulkConnection):
-    """A connection that is read by those who wait for something. Thread-safe.
+class Dispatches(Protocol):
+    """A connection, as its reader needs it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is open."""
+
+    def dispatch(self, frame: Frame) -> None:
+        """Hands one message to whom it concerns."""
+
+    def shut(self) -> None:
+        """Ends it at once."""
+
+
+class SharedReader:
+    """Reads a connection for those who wait for something. Thread-safe.
 
     Args:
-        root: the rpyc service of this end.
-        stream: connected, past the handshake.
-        max_frame_bytes: what the server takes.
+        connection: what has to be read.
+        channel: its channel.
+
+    Attributes:
+        pending: its requests without a reply, by number.
     """
 
-    def __init__(self, root: object, stream: BulkStream, max_frame_bytes: int) -> None:
-        super().__init__(root, BulkChannel(stream, max_frame_bytes, self._arriving), {})
-        stream.stay_interruptible()
-        self._pending: dict[int, Pending] = {}
-        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of _pending
+    def __init__(self, connection: Dispatches, channel: BulkChannel) -> None:
+        channel.stream.stay_interruptible()
+        self._connection = connection
+        self._channel = channel
         self._reading = False  # whether some thread is in charge of reading
         self._leader: int | None = None  # the thread that reads
         self._turn = 0  # grows when a thread gives the reading up before it is done
         self._dispatching = False
         self._unattended = 0  # requests whose reply nobody waits for
         self._attendant = Attendant(self)
-        self._patience = Patience(stream.readiness())
+        self._patience = Patience(channel.stream.readiness())
+        self.after_fork()
 
-    def _arriving(self, nbytes: int) -> None:
-        """A message of that size begins to arrive; perhaps said twice."""
+    def after_fork(self) -> None:
+        """In the child of a fork: the parent's requests are none of the child's business."""
+        self.pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of pending
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still be made."""
-        return not self._closed
+        """Whether there may be something to read."""
+        return self._connection.alive
 
-    def _wait(self, pending: Pending, deadline: float | None) -> None:
+    def dismiss(self) -> None:
+        """The connection has ended: so does the thread of its own."""
+        self._attendant.dismiss()
+
+    def wait(self, pending: Pending, deadline: float | None) -> None:
+        """Returns when a request has its reply, or the connection has ended.
+
+        Raises:
+            DeadlineExceeded: when the deadline passed.
+        """
         self._step_down()
         while not pending.done:
             if deadline is not None and time.monotonic() >= deadline:
@@ -107,18 +129,18 @@ class SharedReading(BulkConnection):
                 frame = reader.peek() if deadline is None else self._peek_until(deadline)
                 try:
                     self._dispatching = True
-                    self.dispatch(frame)
+                    self._connection.dispatch(frame)
                 finally:
                     self._dispatching = False
                 if turn != self._turn:
                     return False
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
-            self._fail_all(error)
+            self.fail_all(error)
         except TimeoutError:
             pass  # the rest of a message does not come in time; it may still come
         except (EOFError, OSError) as error:
-            self._fail_all(ConnectionLost(LOST), error)
+            self.fail_all(ConnectionLost(LOST), error)
         return self._leader == me and turn == self._turn
 
     def _peek_until(self, deadline: float) -> Frame:
@@ -151,28 +173,28 @@ class SharedReading(BulkConnection):
                 self._leader = None
             elif self._reading:
                 return
-            if not self._pending:
+            if not self.pending:
                 return
-            waiting = (p for p in list(self._pending.values()) if p.gates and not p.done)
+            waiting = (p for p in list(self.pending.values()) if p.gates and not p.done)
             successor = next(waiting, None)
         if successor is not None:
             successor.wake()
         elif self._unattended:
-            self._attend()
+            self.attend()
 
-    def _attend(self) -> None:
+    def attend(self) -> None:
         """Makes sure that the connection's own thread reads when nobody else does."""
         with self._lock:
             if not self._reading:
                 self._attendant.want()
 
     @contextmanager
-    def _attended(self) -> Iterator[None]:
+    def attended(self) -> Iterator[None]:
         """Replies are taken meanwhile, whoever waits for them."""
         with self._lock:
             self._unattended += 1
         try:
-            self._attend()
+            self.attend()
             yield
         finally:
             with self._lock:
@@ -190,37 +212,37 @@ class SharedReading(BulkConnection):
         finally:
             self._hand_on(leading)
 
-    def _give_up(self, seq: int, pending: Pending, late: Callable[[Pending], None]) -> None:
+    def give_up(self, seq: int, pending: Pending, late: Callable[[Pending], None]) -> None:
         """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
         self._step_down()
         with self._lock:
-            if self._closed or self._pending.get(seq) is not pending:
-                self._pending.pop(seq, None)
+            if not self._connection.alive or self.pending.get(seq) is not pending:
+                self.pending.pop(seq, None)
                 return
             pending.then = late
             if not pending.attended:
                 pending.attended = True
                 self._unattended += 1
-        self._attend()
+        self.attend()
 
-    def _remember(self, seq: int, pending: Pending) -> None:
+    def remember(self, seq: int, pending: Pending) -> None:
         """Has a reply to a request, or the connection's end, told to who made it."""
-        self._pending[seq] = pending
+        self.pending[seq] = pending
         if pending.attended:
             with self._lock:
                 self._unattended += 1
 
-    def _forget(self, seq: int, pending: Pending) -> bool:
+    def forget(self, seq: int, pending: Pending) -> bool:
         """Strikes a request off; whether it was still open."""
         with self._lock:
-            found = self._pending.pop(seq, None) is not None
+            found = self.pending.pop(seq, None) is not None
             if found and pending.attended:
                 self._unattended -= 1
             return found
 
     def take_what_is_here(self) -> None:
         """Reads replies that have arrived, unless somebody else reads."""
-        if not self._pending:
+        if not self.pending:
             return
         with self._lock:
             if self._reading:
@@ -232,40 +254,83 @@ class SharedReading(BulkConnection):
         finally:
             self._hand_on(leading)
 
-    def _finish(self, seq: int, pending: Pending) -> None:
+    def finish(self, seq: int, pending: Pending) -> None:
+        """The request has its reply, or there will be none: those who wait for it are told."""
         pending.done = True
         pending.about = None  # which holds arrays
         pending.wake()
-        if not self._forget(seq, pending) or pending.then is None:
+        if not self.forget(seq, pending) or pending.then is None:
             return  # somebody else has told of it, or nobody wants to be told
         try:
             pending.then(pending)
         except BaseException:  # an interrupt: whoever reads on tells of it again
-            self._remember(seq, pending)
+            self.remember(seq, pending)
             raise
 
-    def _fail_all(self, error: Exception, cause: Exception | None = None) -> None:
-        self.shut()
+    def fail_all(self, error: Exception, cause: Exception | None = None) -> None:
+        """The connection has ended: all open requests fail with `error`."""
+        self._connection.shut()
         error.__cause__ = cause
-        self._finish_all(error)
+        self.finish_all(error)
 
-    def _finish_all(self, error: Exception) -> None:
+    def finish_all(self, error: Exception) -> None:
+        """All open requests fail with `error`."""
         interrupt: BaseException | None = None
-        for seq, pending in list(self._pending.items()):
+        for seq, pending in list(self.pending.items()):
             pending.error = error
             try:
-                self._finish(seq, pending)
+                self.finish(seq, pending)
             except BaseException as raised:  # noqa: BLE001  nobody reads on here, and others wait
                 interrupt = interrupt or raised
                 with suppress(BaseException):
-                    self._finish(seq, pending)
+                    self.finish(seq, pending)
         if interrupt is not None:
             raise interrupt
 
-    def shut(self) -> None:
-        """Ends the connection; its own thread ends with it."""
-        super().shut()
-        self._attendant.dismiss()
+    def expire(self, seq: int, error: Exception) -> None:
+        """Ends a submitted request with `error`; should its reply come, `then` has it as well."""
+        with self._lock:
+            pending = self.pending.get(seq)
+            if pending is None or pending.done or pending.then is None:
+                return
+            self.pending[seq] = Pending(pending.then, attended=True)
+        pending.error = error
+        pending.done = True
+        pending.then(pending)
+
+
+class Attendant:
+    """A connection's own thread, for the replies that nobody waits for. Does not keep it alive.
+
+    Started when it is first wanted.
+    """
+
+    def __init__(self, reader: SharedReader) -> None:
+        self._reader = weakref.ref(reader)
+        self._wanted = threading.Event()
+        self._started = False
+        weakref.finalize(reader, self._wanted.set)  # the thread waits for nothing else
+
+    def want(self) -> None:
+        """Lets the thread look; to be called under the connection's lock."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name="jaxd-reader", daemon=True).start()
+        self._wanted.set()
+
+    def dismiss(self) -> None:
+        """The connection has ended: so does the thread."""
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            reader = self._reader()
+            if reader is None or not reader.alive:
+                return
+            reader.attend_once()
+            del reader
 
 
 def ignore(pending: Pending) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 
 if TYPE_CHECKING:
     from jaxd.blocks import Block

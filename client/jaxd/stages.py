@@ -40,9 +40,9 @@ def ask_stage(
     """
     message = (call.spec.key, call.skeleton, stage, dialect, places)
     try:
-        value, _ = caller.connection().request("stages", message, call.buffers)
+        value, _ = caller.session.connection().request("stages", message, call.buffers)
     except ConnectionLost:
-        value, _ = caller.connection().request("stages", message, call.buffers)
+        value, _ = caller.session.connection().request("stages", message, call.buffers)
     if value[0] == FAILED:
         raise rebuild_failure(value[1], call.spec.identity.reader)
     found: Mapping[str, Any] = json.loads(value)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.call_future import CallFuture
-from jaxd.caller import MAX_WORKERS, Caller
 from jaxd.encoded import Encoded
-from jaxd.losses import Losses
+from jaxd.link import MAX_WORKERS, Session
+from jaxd.losses import Losses, Politeness
 from jaxd.pending import WORD_S, Pending
 from jaxd.results import checked
 from jaxd.spare_data import Spare, SpareRoom
@@ -20,26 +21,34 @@ from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerR
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 if TYPE_CHECKING:
-    from jaxd.politeness import Politeness
+    from jaxd.remote_values import OpenSession
     from jaxd.routes import Load
-    from jaxd.transport import ClientConnection
 
 __all__ = ["Submission"]
 
 _spare_room: Final = SpareRoom()
 
+Outcome = Callable[[Encoded, tuple[Any, ...], Sequence[memoryview], "OpenSession"], Any]
+"""Gives the result in a reply, or raises; see `Caller.outcome`."""
+
 
 class Submission:
     """One call that is on its way while its caller does something else.
+
+    Args:
+        session: with the server.
+        call: the call.
+        outcome: gives the result in a reply.
 
     Attributes:
         future: settled when the reply is here, when the call cannot be made, or when its
             `timeout_s` has passed.
     """
 
-    def __init__(self, caller: Caller, call: Encoded) -> None:
+    def __init__(self, session: Session, call: Encoded, outcome: Outcome) -> None:
         self.future: CallFuture[Any] = CallFuture()
-        self._caller = caller
+        self._session = session
+        self._outcome = outcome
         self._call = call
         self._losses = Losses(call.spec.identity.name)
         # one each at most; who takes it out releases it, in whatever thread
@@ -47,7 +56,7 @@ class Submission:
         self._loads: list[Load] = []  # that of the present attempt
         self._late: list[Load] = []  # that of one that nobody waits for
         self._workers = 1  # that it was sent to while one after the other was replaced
-        self._flight: tuple[ClientConnection, int] | None = None
+        self._flight: tuple[OpenSession, int] | None = None
         self._window: threading.BoundedSemaphore | None = None
         self._politeness: Politeness | None = None
         timeout_s = call.timeout_s
@@ -79,20 +88,27 @@ class Submission:
 
     def _send(self) -> bool:
         """Sends the call unless nobody wants it any more; False: its connection was lost first."""
-        connection = self._caller.connection(bool(self._call.buffers), self._deadline)
+        session = self._session
+        opened = session.current(bool(self._call.buffers), self._deadline)
+        connection = opened.connection
         before, call = self._call, self._losses.repeated(self._call, connection.worker)
         self._call = call
-        self._caller.hearing.before.goes_on_as(before, call)
+        heard = session.hearing().before
+        heard.goes_on_as(before, call)
         number = connection.number()
-        self._flight = (connection, number)
-        if self._caller.hearing.before.is_waiting:
-            self._caller.hearing.before.again(call, connection, number)
+        self._flight = (opened, number)
+        if heard.is_waiting:
+            heard.again(call, connection, number)
         self._take_place()
         if self.future.done():  # while this thread waited; then its data is gone
             return True
         try:
-            load = self._caller.routes.load(
-                call, connection, spare=True, copied=not self._is_kept, deadline=self._deadline
+            load = session.routes.load(
+                call,
+                connection,
+                opened.values.sent_before,
+                copied=not self._is_kept,
+                deadline=self._deadline,
             )
             self._loads.append(load)
             if not self._is_kept:
@@ -101,7 +117,7 @@ class Submission:
                 "call",
                 call.message(load.rows),
                 load.buffers,
-                lambda pending: self._arrived(connection, number, pending),
+                lambda pending: self._arrived(opened, number, pending),
                 number,
                 call,
             )
@@ -109,12 +125,12 @@ class Submission:
             self._unload()
             self._losses.note(error, None)
             return False
-        self._watch_deadline(connection, number)
+        self._watch_deadline(opened, number)
         return True
 
     def _take_place(self) -> None:
         """Waits for a place in the window of its connection; one that comes again has its own."""
-        window = self._caller.window
+        window = self._session.window
         assert window is not None
         if window is not self._window:
             self._window = window
@@ -159,10 +175,10 @@ class Submission:
     def _cancel(self, future: Future[Any]) -> None:
         """Nor need the server work on it."""
         if future.cancelled() and self._flight is not None:
-            connection, number = self._flight
-            connection.cancel(number)
+            opened, number = self._flight
+            opened.connection.cancel(number)
 
-    def _watch_deadline(self, connection: ClientConnection, number: int) -> None:
+    def _watch_deadline(self, opened: OpenSession, number: int) -> None:
         if self._deadline is None:
             return
         late = DeadlineExceeded(
@@ -170,44 +186,46 @@ class Submission:
             "working on it; give the call more time, or submit it again later."
         )
         left_s = max(0.0, self._deadline + WORD_S - time.monotonic())
-        timer = threading.Timer(left_s, connection.expire, (number, late))
+        timer = threading.Timer(left_s, opened.connection.shared_reader.expire, (number, late))
         timer.daemon = True
         self.future.when_done(lambda _: timer.cancel())
         timer.start()
 
-    def _arrived(self, connection: ClientConnection, number: int, pending: Pending) -> None:
+    def _arrived(self, opened: OpenSession, number: int, pending: Pending) -> None:
         """Called by whoever reads; after an interrupt perhaps twice."""
-        if self._flight != (connection, number):
+        if self._flight != (opened, number):
             return
         try:
-            self._heard(connection, number, pending)
+            self._heard(opened, number, pending)
         except Exception as error:  # noqa: BLE001  others read on, and the future's owner decides
             self._fail(error)
 
-    def _heard(self, connection: ClientConnection, number: int, pending: Pending) -> None:
+    def _heard(self, opened: OpenSession, number: int, pending: Pending) -> None:
+        session, connection = self._session, opened.connection
         ready = pending.error is None and checked(pending.value)[0] != FAILED
         self._unload(pending.value if ready else None)
         with suppress(IndexError):
             self._late.pop().abandon()
-        self._caller.progress.finish(connection, number, ready=ready)
+        session.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
-            return self._lost((connection, number), pending.error)
+            return self._lost(opened, number, pending.error)
         failed = pending.error is None and not ready
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
-            self._caller.leave(connection)
+            session.leave(connection)
         pause_s = self._pause_s(pending.value, replaced=replaced) if failed else None
         try:
-            if self._caller.notices.waiting:
-                self._caller.notices.issue(connection, number)
+            if session.notices.waiting:
+                session.notices.issue(connection, number)
             if failed:
-                self._caller.callbacks.raise_failure(
-                    connection, number, self._call, pending.value[1]
+                identity, failure = self._call.spec.identity, pending.value[1]
+                session.callbacks().raise_failure(
+                    connection, number, identity, failure, connection.address
                 )
             if pause_s is not None:
                 return self._again(pause_s)
             value, frame = pending.result()
-            result = self._caller.outcome(self._call, value, frame.buffers, connection)
+            result = self._outcome(self._call, value, frame.buffers, opened)
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
         else:
@@ -215,12 +233,13 @@ class Submission:
                 self.future.set_result(result)
         return None
 
-    def _lost(self, flight: tuple[ClientConnection, int], error: ConnectionLost) -> None:
+    def _lost(self, opened: OpenSession, number: int, error: ConnectionLost) -> None:
         """Repeats the call; see `Losses`."""
         if self.future.done():
             return None  # it was cancelled, or its deadline has passed
+        session, connection, name = self._session, opened.connection, self._call.spec.identity.name
         try:
-            self._caller.callbacks.refuse_again(*flight, self._call.spec.identity.name)
+            session.callbacks().refuse_again(connection, number, name)
         except ConnectionLost as called_back:
             return self._fail(called_back)
         if not self._is_kept:
@@ -231,8 +250,8 @@ class Submission:
                     "docs/reliability.md. Submit it again, or fewer at a time."
                 )
             )
-        self._caller.hearing.before.lost(self._call, *flight)
-        self._losses.note(error, flight[0].worker)
+        session.hearing().before.lost(self._call, connection, number)
+        self._losses.note(error, connection.worker)
         return self._again()
 
     def _pause_s(self, value: Any, *, replaced: bool) -> float | None:
@@ -248,8 +267,6 @@ class Submission:
         if not is_failure(value[1], Busy):
             return None
         if self._politeness is None:
-            from jaxd.politeness import Politeness  # a server seldom is
-
             self._politeness = Politeness(self._deadline)
         return self._politeness.pause_s(value)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rpyc.core.service import VoidService
 
-from jaxd.forking import forget_after_fork
 from jaxd.pending import Answers, Pending, Unsent
-from jaxd.shared_reading import LOST, SharedReading, ignore
+from jaxd.shared_reading import LOST, SharedReader, ignore
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
-from jaxd_protocol.wire import BulkStream, Frame, Value
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 
 if TYPE_CHECKING:
     from jaxd.questions import Answerers
-    from jaxd.remote_values import RemoteValues
-    from jaxd.sent_before import SentBefore
 
 __all__ = ["ClientConnection"]
 
@@ -26,7 +23,7 @@ _LARGE_BYTES = 1 << 16
 _TOLD_BYTES = 1 << 20
 
 
-class ClientConnection(SharedReading):
+class ClientConnection(BulkConnection):
     """An open, authenticated connection. Thread-safe.
 
     Args:
@@ -36,24 +33,28 @@ class ClientConnection(SharedReading):
 
     Attributes:
         passes_descriptors: whether the server can be given open files, as far as is known.
-        sent_before: gives what its session has sent; set by who knows the session.
-        remote: what this process has on the server in its session; set by who knows it.
-        address: of the server, for people.
+        shared_reader: lets those read who wait for something.
+        address: of the server, for people; set by who has dialled it.
         worker: which of its workers this is; set by who has heard it.
         on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
     def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
-        super().__init__(VoidService(), stream, max_frame_bytes)
+        channel = BulkChannel(stream, max_frame_bytes, self._arriving)
+        super().__init__(VoidService(), channel, {})
+        self.shared_reader = SharedReader(self, channel)
         self._answers = answers
         self._answerers: Answerers | None = None
         self.passes_descriptors = stream.passes_descriptors
-        self.sent_before: Callable[[], SentBefore] | None = None
-        self.remote: RemoteValues | None = None
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()
         self.on_transfer: Callable[[ClientConnection], object] | None = None
         forget_after_fork(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can still be made."""
+        return not self._closed
 
     def transferring(self) -> tuple[str, int, int] | None:
         """Which large message is on its way: "sending" or "receiving", bytes so far, of how many.
@@ -67,12 +68,13 @@ class ClientConnection(SharedReading):
         return None
 
     def _arriving(self, nbytes: int) -> None:
+        """A message of that size begins to go out, or to arrive; perhaps said twice."""
         if nbytes >= _TOLD_BYTES and self.on_transfer is not None:
             self.on_transfer(self)
 
     def check(self) -> None:
         """Notices that the server has ended an idle connection, which nobody reads."""
-        if not self._pending and not self._closed and self._channel.stream.has_ended():
+        if not self.shared_reader.pending and not self._closed and self._channel.stream.has_ended():
             self.shut()
 
     def number(self) -> int:
@@ -109,13 +111,14 @@ class ClientConnection(SharedReading):
             LimitExceeded: when the request is larger than the server takes.
         """
         seq = next(self.numbers) if number is None else number
-        pending = self._pending[seq] = Pending()
+        reader = self.shared_reader
+        pending = reader.pending[seq] = Pending()
         pending.about = about
         try:
             self._send(seq, verb, args, buffers, descriptors)
-            self._wait(pending, deadline)
+            reader.wait(pending, deadline)
         except BaseException:
-            self._give_up(seq, pending, late)
+            reader.give_up(seq, pending, late)
             raise
         return pending.result()
 
@@ -137,12 +140,12 @@ class ClientConnection(SharedReading):
         Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
         """
         pending = Pending(then, attended=True, about=about)
-        self._remember(number, pending)
+        self.shared_reader.remember(number, pending)
         try:
-            self._attend()
+            self.shared_reader.attend()
             self._send(number, verb, args, buffers)
         except JaxdError as error:
-            told = not self._forget(number, pending)
+            told = not self.shared_reader.forget(number, pending)
             if told and isinstance(error, ConnectionLost):
                 return  # `then` knows
             raise
@@ -150,7 +153,7 @@ class ClientConnection(SharedReading):
             self.leave(number, pending)
             raise
         if self._closed:
-            self._fail_all(ConnectionLost(LOST))
+            self.shared_reader.fail_all(ConnectionLost(LOST))
 
     def launch(
         self,
@@ -175,13 +178,13 @@ class ClientConnection(SharedReading):
 
         Interrupted by anything else, it may have been sent: the reply is read when it comes.
         """
-        self._remember(number, pending)
+        self.shared_reader.remember(number, pending)
         if pending.attended:
-            self._attend()
+            self.shared_reader.attend()
         try:
             self._send(number, verb, args, buffers)
         except JaxdError:
-            self._forget(number, pending)
+            self.shared_reader.forget(number, pending)
             raise
         except BaseException:
             self.leave(number, pending)
@@ -189,21 +192,13 @@ class ClientConnection(SharedReading):
 
     def leave(self, number: int, pending: Pending) -> None:
         """Nobody waits for a launched request any more: its reply is read all the same."""
-        self._give_up(number, pending, pending.then or ignore)
+        self.shared_reader.give_up(number, pending, pending.then or ignore)
 
     def cancel(self, number: int) -> None:
         """Tells the server that nobody waits for a call any more, if it was not answered yet."""
-        if number in self._pending and not self._closed:
+        if number in self.shared_reader.pending and not self._closed:
             with suppress(ConnectionLost):
                 self.tell("cancel", (number,))
-
-    def await_reply(self, pending: Pending, deadline: float | None = None) -> None:
-        """Returns when a launched request has its reply, or the connection has ended.
-
-        Raises:
-            DeadlineExceeded: when the deadline passed.
-        """
-        self._wait(pending, deadline)
 
     def tell(self, verb: str, args: tuple[Value, ...]) -> None:
         """Sends a message that has no reply.
@@ -226,13 +221,13 @@ class ClientConnection(SharedReading):
         size = sum(map(len, buffers))
         self._arriving(size)
         try:
-            if len(self._pending) > 1 and size > _LARGE_BYTES:
-                with self._attended():  # while this thread is stuck in sending
+            if len(self.shared_reader.pending) > 1 and size > _LARGE_BYTES:
+                with self.shared_reader.attended():  # while this thread is stuck in sending
                     self.send_request(seq, verb, args, buffers, descriptors)
             else:
                 self.send_request(seq, verb, args, buffers, descriptors)
         except EOFError as error:
-            self._fail_all(ConnectionLost(LOST), error)
+            self.shared_reader.fail_all(ConnectionLost(LOST), error)
             raise Unsent(LOST) from error
 
     def retire(self) -> None:
@@ -244,31 +239,25 @@ class ClientConnection(SharedReading):
 
     def refuse(self, error: Exception) -> None:
         """Ends the connection: open requests fail with `error`, and nobody repeats them."""
-        self._finish_all(error)
+        self.shared_reader.finish_all(error)
         self.shut()
 
-    def expire(self, number: int, error: Exception) -> None:
-        """Ends a submitted request with `error`; should its reply come, `then` has it as well."""
-        with self._lock:
-            pending = self._pending.get(number)
-            if pending is None or pending.done or pending.then is None:
-                return
-            self._pending[number] = Pending(pending.then, attended=True)
-        pending.error = error
-        pending.done = True
-        pending.then(pending)
+    def shut(self) -> None:
+        """Ends the connection; its own thread ends with it."""
+        super().shut()
+        self.shared_reader.dismiss()
 
     # what arrives -----------------------------------------------------------------------------
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """A reply came; each step may be repeated, because an interrupt may fall in between."""
-        pending = self._pending.get(seq)
+        pending = self.shared_reader.pending.get(seq)
         if pending is None:
             return
         if failed:
             pending.error = value if isinstance(value, Exception) else ConnectionLost(str(value))
         pending.value, pending.frame = value, frame
-        self._finish(seq, pending)
+        self.shared_reader.finish(seq, pending)
 
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
@@ -279,17 +268,16 @@ class ClientConnection(SharedReading):
             return
         # in another thread: an answer may be large, and whoever reads must go on reading
         if self._answerers is None:
-            self._answerers = Answerers(lambda: len(self._pending))
+            self._answerers = Answerers(lambda: len(self.shared_reader.pending))
         self._answerers.take(self, self._answers, seq, verb, args, frame)
 
     def about(self, number: Any) -> Any:
         """What the open request of that number is for; None when it is for no call, or not open."""
-        pending = self._pending.get(number)
+        pending = self.shared_reader.pending.get(number)
         return None if pending is None else pending.about
 
     def after_fork(self) -> None:
-        """In the child of a fork: the parent's requests are none of the child's business."""
+        """In the child of a fork: the connection is the parent's."""
         self.abandon()
-        self._lock = threading.Lock()
-        self._pending = {}
+        self.shared_reader.after_fork()
         self._answerers = None

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Final
 
-from jaxd.forking import forget_after_fork
+from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import SkewWarning
 from jaxd_protocol.packages import Package, changed_since_first_seen, say_change
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.later import Later
 from jaxd.pending import WORD_S
-from jaxd.shapes import Shapes
+from jaxd_protocol.base.process import Later
 from jaxd_protocol.elsewhere import (
     EVERYTHING,
     HOME_BYTES,
+    MOST_NAMED_BYTES,
+    NAMED,
     NOTHING,
+    WORTH_A_NAME,
     Stay,
     first_id,
     form_hash,
+    known_skeleton,
+    named_skeleton,
     new_number,
 )
 from jaxd_protocol.errors import JaxdError, ValuesLost
@@ -25,18 +30,21 @@ from jaxd_protocol.trees import Leaf
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from jaxd.drops import Drops
     from jaxd.encoded import Encoded
-    from jaxd.flight import Flight
-    from jaxd.flights import Flights
-    from jaxd.link import Link
-    from jaxd.remote_array import RemoteArray
-    from jaxd.remote_values import RemoteValues
+    from jaxd.flights import Flight, Flights
+    from jaxd.notices import Notices
+    from jaxd.origin import Handle
+    from jaxd.progress import Progress
     from jaxd.results import Home, ResultsAs
+    from jaxd.routes import Routes
+    from jaxd.sent_before import SentBefore
     from jaxd.transport import ClientConnection
 
-__all__ = ["ValueCalls", "stay_for"]
+__all__ = ["Services", "Shapes", "ValueCalls", "ValueStore", "stay_for"]
 
 _MAX_FORMS: Final = 1024
+_MOST_SHAPES: Final = 256
 
 _Kind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
@@ -54,17 +62,91 @@ def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
     return Stay(new_number(), NOTHING, NOTHING) if on_values else None
 
 
+class Shapes:
+    """Short names for long skeletons, which the server of one session knows. Thread-safe.
+
+    A loop need not say in each step what its state looks like.
+
+    A name is never given to another skeleton: a call must not be taken for another.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In the child of a fork: nobody else holds the lock."""
+        self._known: dict[bytes, int] = {}
+        self._given = 0
+        self._lock = threading.Lock()  # guards _given
+
+    def told(self, skeleton: bytes) -> bytes:
+        """What to send in place of a skeleton."""
+        number = self._known.get(skeleton)
+        if number is not None:
+            return known_skeleton(number)
+        if not WORTH_A_NAME <= len(skeleton) <= MOST_NAMED_BYTES - 2:
+            return skeleton
+        with self._lock:
+            if self._given >= _MOST_SHAPES:
+                return skeleton
+            number, self._given = self._given, self._given + 1
+        return named_skeleton(number, skeleton)
+
+    def heard(self, told: bytes) -> None:
+        """The server has answered a call in which it was told this."""
+        if told.startswith(NAMED):
+            self._known[told[2:]] = told[1]
+
+
+class Services(Protocol):
+    """What calls on values use of their client.
+
+    Attributes:
+        routes: how large arrays travel.
+        notices: says what the server has to say of calls.
+        progress: shows how far long calls are.
+    """
+
+    routes: Routes
+    notices: Notices
+    progress: Progress
+
+
+class ValueStore(Protocol):
+    """The arrays of one session, as calls on them need it.
+
+    Attributes:
+        drops: collects the ids of those that nobody here holds any more.
+        sent_before: gives what the session has sent.
+    """
+
+    drops: Drops
+    sent_before: Callable[[], SentBefore]
+
+    def connection(self) -> ClientConnection:
+        """A connection of this session; raises `ValuesLost` when there is none any more."""
+
+    def remote(
+        self,
+        first: int,
+        leaves: Sequence[Leaf],
+        numbers: Iterable[int] | None = None,
+        flight: Flight | None = None,
+    ) -> list[Any]:
+        """What stands for some leaves of a result."""
+
+
 class ValueCalls:
     """The calls of one session on its values. Thread-safe.
 
     Args:
         values: the arrays of the session.
-        link: reaches the server.
+        services: of the client.
     """
 
-    def __init__(self, values: RemoteValues, link: Link) -> None:
+    def __init__(self, values: ValueStore, services: Services) -> None:
         self._values = values
-        self._link = link
+        self._services = services
         self._forms: dict[_Kind, _Known] = {}
         self._shapes = Shapes()
         self._later = Later(self._begin)
@@ -72,7 +154,8 @@ class ValueCalls:
     def _begin(self) -> Flights:
         from jaxd.flights import Flights
 
-        ways = self._values.connection, self._link.routes, self._values.drops
+        values = self._values
+        ways = values.connection, self._services.routes, values.drops, values.sent_before
         return Flights(*ways, self._arrived)
 
     @property
@@ -102,7 +185,7 @@ class ValueCalls:
             BaseException: what the function raised, or one before it on whose result it depends.
             JaxdError: when the call could not be made.
         """
-        lies_here = self._link.routes.lies_in_blocks(call)  # and could be changed too early
+        lies_here = self._services.routes.lies_in_blocks(call)  # and could be changed too early
         flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
         try:
             if flight.layout is not None and _is_remote(call):
@@ -150,7 +233,7 @@ class ValueCalls:
         return future
 
     def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
-        from jaxd.flight import Flight, Form
+        from jaxd.flights import Flight, Form
 
         try:
             for stretch in call.values:
@@ -191,8 +274,8 @@ class ValueCalls:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s + WORD_S
         self._flights.wait(flight, until)
-        if self._link.notices.waiting and flight.connection is not None:
-            self._link.notices.issue(flight.connection, flight.request)
+        if self._services.notices.waiting and flight.connection is not None:
+            self._services.notices.issue(flight.connection, flight.request)
         if flight.error is not None:
             raise flight.error
 
@@ -233,7 +316,7 @@ class ValueCalls:
             layout = flight.call.spec.identity.reader.layout(skeleton)
             self._remember(flight, skeleton)
             for leaf in range(len(layout.leaves)):
-                self._values.drop(first_id(stay.number) + leaf)
+                self._values.drops.add(first_id(stay.number) + leaf)
 
     def _result(self, flight: Flight) -> Any:
         assert flight.skeleton is not None
@@ -261,18 +344,18 @@ class ValueCalls:
         assert stay is not None
         first = first_id(stay.number)
 
-        def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[RemoteArray]:
+        def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[Any]:
             return self._values.remote(first, leaves, numbers, flight)
 
         with identity.travelling():
             return identity.reader.read_part(skeleton, home, stay, call.results, remote)
 
     def _arrived(self, connection: ClientConnection, flight: Flight, ready: bool) -> None:
-        self._link.progress.finish(connection, flight.request, ready=ready)
+        self._services.progress.finish(connection, flight.request, ready=ready)
         if flight.changed is not None:
             self._relearn(flight, flight.changed)
 
-    def check(self, arrays: Iterable[RemoteArray]) -> None:
+    def check(self, arrays: Iterable[Handle]) -> None:
         """Returns when arrays can be used, as far as that is known.
 
         Raises:

@@ -125,7 +125,7 @@ def forget(caller: Caller | None, spec: Spec) -> int:
     identity = spec.identity
     known = {each.key for pinned in identity.pinned.values() for each in pinned.specs.values()}
     known |= {each.key for each in identity.specs.values()}
-    return sum(caller.ask("forget", key)["executables"] for key in sorted(known))
+    return sum(caller.session.ask("forget", key)["executables"] for key in sorted(known))
 
 
 # what was recorded ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def recipes_since(caller: Caller, mark: str) -> Recording:
 
 
 def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe]]:
-    value, frame = caller.connection(fresh=True).request("recipes", (mark,))
+    value, frame = caller.session.connection(fresh=True).request("recipes", (mark,))
     if value[0] == FAILED:
         raise rebuild_failure(value[1])
     return json.loads(value[0]), load_recipes(value[1:], frame.buffers)
@@ -207,5 +207,5 @@ class Recorded:
             self.recipe.parameters,
             meaning.shared,
         ).to_message()
-        verdict: Verdict = caller.ask("why", self.key, call.skeleton, described)["verdict"]
+        verdict: Verdict = caller.session.ask("why", self.key, call.skeleton, described)["verdict"]
         return verdict

@@ -97,12 +97,12 @@ def asked_server(caller: Caller | None) -> Caller:
         NoServer: for None, which stands for `JAXD_INLINE=1`, and when no local server runs.
         ConfigurationError: when the directory of the local server's socket is not private.
     """
-    if caller is None or caller.settings.inline:
+    if caller is None or caller.session.settings.inline:
         raise NoServer(
             "JAXD_INLINE=1 means that this process uses no server, and plain jax.jit does not say "
             "why it compiles. Unset JAXD_INLINE to ask a server."
         )
-    if caller.settings.server is None and not caller.connected:
+    if caller.session.settings.server is None and not caller.session.connected:
         socket = LocalServerFiles.of_this_environment().socket
         if not server_runs(socket):
             raise NoServer(
@@ -151,7 +151,7 @@ def explain(
         parameter_names(function),
         meaning.shared,
     )
-    return Why.from_report(caller.ask("why", spec.key, skeleton, described.to_message()))
+    return Why.from_report(caller.session.ask("why", spec.key, skeleton, described.to_message()))
 
 
 def _nearest(nearest: Mapping[str, Any], function: str) -> str:

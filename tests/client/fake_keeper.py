@@ -43,20 +43,20 @@ class FakeKeeper:
         self._arrays[len(self._arrays)] = array
         return alone(self, len(self._arrays) - 1, leaf)
 
-    def bring(self, array: RemoteArray, copy: bool = True) -> memoryview:
+    def bring(self, array: Any, copy: bool = True) -> memoryview:
         """The bytes, in memory of their own."""
         self._note("bring" if copy else "view")
         self.moved += array.leaf.nbytes
         return memoryview(bytearray(self._arrays[array.id].tobytes()))
 
-    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+    def part(self, array: Any, index: tuple[Any, ...]) -> Any:
         """What numpy says that the index means, as an array of this process."""
         self._note(("part", index))
         found = self._arrays[array.id][index]
         self.moved += found.nbytes
         return alone(Ready(found), 0, described(found, array.leaf.weak)[0]).fetch()
 
-    def wait(self, array: RemoteArray) -> None:
+    def wait(self, array: Any) -> None:
         """Everything is computed."""
         self._note("wait")
 

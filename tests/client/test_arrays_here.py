@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
-from jaxd.arrays_here import Kind, PRNGKeys, array_here, kind_here
+from jaxd.arrays_here import Kind, PRNGKeys, array_here, kind_here, leaves_of, map_leaves
 from jaxd.lazy import LazyArray
 from jaxd_protocol.trees import Leaf
 
@@ -55,3 +56,40 @@ def test_the_heaviest_library_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind_here() == "numpy"
     monkeypatch.delitem(sys.modules, "numpy")
     assert kind_here() == "lazy"
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+TREES: list[tuple[Any, Any]] = [
+    (1, 2),
+    (None, None),
+    ([1, (2, None)], [2, (3, None)]),
+    ({"b": 1, "a": [2]}, {"b": 2, "a": [3]}),
+    (OrderedDict(b=1, a=2), OrderedDict(b=2, a=3)),
+    (Pair(1, {"x": 2}), Pair(2, {"x": 3})),
+]
+
+
+@pytest.mark.parametrize(("tree", "expected"), TREES)
+def test_each_leaf_is_replaced(tree: Any, expected: Any) -> None:
+    """And nothing else: containers keep their types."""
+    mapped = map_leaves(lambda leaf: leaf + 1, tree)
+    assert (mapped, type(mapped)) == (expected, type(expected))
+
+
+def test_it_is_the_same_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that has not imported it."""
+    monkeypatch.setattr("jaxd.arrays_here.loaded_jax", lambda: None)
+    for tree, expected in TREES:
+        mapped = map_leaves(lambda leaf: leaf + 1, tree)
+        assert (mapped, type(mapped)) == (expected, type(expected))
+    assert leaves_of({"b": 1, "a": (2, None, [3])}) == [1, 2, 3]
+
+
+def test_leaves_come_in_the_order_of_the_tree() -> None:
+    """With jax, which sorts the keys of a dict."""
+    tree = {"b": 1, "a": (2, None, [3])}
+    assert leaves_of(tree) == jax.tree.leaves(tree)

@@ -34,9 +34,8 @@ class Call:
 
     def __init__(self, aim: Any, *args: Any, calls_back: bool = True) -> None:
         self.name = "f"
-        self.spec = self.identity = self.reader = self
+        self.reader = self
         self.callbacks = ()
-        self.arguments = None
         self.calls_back = calls_back
         self.targets = walk(_gives, "f").reach.targets
         self._read: tuple[Any, ...] = (dump_literal(aim), (), args, {})
@@ -58,7 +57,7 @@ def test_it_is_noted_that_a_call_has_called_back() -> None:
     found.clear()
     callbacks, call = Callbacks(), Call(APPEND, 3)
     callbacks.refuse_again(CONNECTION, 1, "f")
-    callbacks.run(CONNECTION, call, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+    callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
     assert found == [3]
     callbacks.refuse_again(CONNECTION, 2, "f")
     with pytest.raises(CalledBack, match="f was running, after it had called back") as caught:
@@ -71,18 +70,18 @@ def test_what_a_function_raises_is_the_cause() -> None:
     """Of whatever becomes of the call; other failures are not concerned."""
     callbacks, failure = Callbacks(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
     with pytest.raises(KeyError, match="of the user's"):
-        callbacks.run(CONNECTION, Call(FAIL), (1, b"", b"", 1), ())  # type: ignore[arg-type]
+        callbacks.run(CONNECTION, Call(FAIL), None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
     call: Any = Call(None)
-    callbacks.raise_failure(CONNECTION, 2, call, failure)
+    callbacks.raise_failure(CONNECTION, 2, call, failure, "here")
     with pytest.raises(RuntimeError, match="m") as caught:
-        callbacks.raise_failure(CONNECTION, 1, call, failure)
+        callbacks.raise_failure(CONNECTION, 1, call, failure, "here")
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_question_that_is_none_calls_nothing() -> None:
     """Of a server that speaks otherwise."""
     with pytest.raises(ProtocolError, match="calls back in a way"):
-        Callbacks().run(CONNECTION, Call(FAIL), (1, "", b"", 1), ())  # type: ignore[arg-type]
+        Callbacks().run(CONNECTION, Call(FAIL), None, (1, "", b"", 1), ())  # type: ignore[arg-type]
 
 
 def test_a_question_that_cannot_be_read_calls_nothing() -> None:
@@ -97,14 +96,14 @@ def test_a_question_that_cannot_be_read_calls_nothing() -> None:
         call = Call(APPEND)
         call._read = read
         with pytest.raises(ProtocolError):
-            Callbacks().run(CONNECTION, call, (1, b"", b"", 1), ())  # type: ignore[arg-type]
+            Callbacks().run(CONNECTION, call, None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
 
 
 def test_nothing_is_looked_at_where_nothing_is_given() -> None:
     """It is not noted either: the call has called nothing."""
     callbacks, call = Callbacks(), Call(APPEND, calls_back=False)
     with pytest.raises(NothingGiven, match="f, which gives none"):
-        callbacks.run(CONNECTION, call, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+        callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
     callbacks.refuse_again(CONNECTION, 1, "f")
 
 
@@ -113,5 +112,5 @@ def test_no_function_is_given_to_what_is_called(argument: Any) -> None:
     """It could call it."""
     found.clear()
     with pytest.raises(ProtocolError, match="gives a function"):
-        Callbacks().run(CONNECTION, Call(APPEND, argument), (1, b"", b"", 0), ())  # type: ignore[arg-type]
+        Callbacks().run(CONNECTION, Call(APPEND, argument), None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
     assert not found

@@ -32,12 +32,12 @@ def caller(client: Client) -> Caller:
 def test_it_connects_when_it_is_first_used(live: LiveServer) -> None:
     """And not before."""
     caller = Caller(Settings(server=Address.parse(live.unix)))
-    assert (caller.connected, caller.address) == (False, None)
-    assert caller.ask("statistics")["epoch"] >= 1
-    assert caller.connected
-    assert str(caller.address) == live.unix
-    caller.close()
-    assert not caller.connected
+    assert (caller.session.connected, caller.session.address) == (False, None)
+    assert caller.session.ask("statistics")["epoch"] >= 1
+    assert caller.session.connected
+    assert str(caller.session.address) == live.unix
+    caller.session.close()
+    assert not caller.session.connected
 
 
 def test_threads_share_one_connection(live: LiveServer) -> None:
@@ -47,12 +47,12 @@ def test_threads_share_one_connection(live: LiveServer) -> None:
 
     def ask() -> Any:
         ready.wait()
-        return caller.connection()
+        return caller.session.connection()
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: ask(), range(8)))
     assert len(set(map(id, found))) == 1
-    caller.close()
+    caller.session.close()
 
 
 def test_its_session_outlives_its_connections(client: Client) -> None:
@@ -72,10 +72,10 @@ def test_a_connection_that_broke_is_made_again(client: Client, caller: Caller) -
         lambda: client.statistics().epoch >= 1,
     ]
     for use in uses:
-        broken = caller.connection()
+        broken = caller.session.connection()
         broken._channel.stream.sock.shutdown(2)
         assert use()
-        assert caller.connection() is not broken
+        assert caller.session.connection() is not broken
 
 
 def test_a_cancelled_future_is_left_alone(client: Client) -> None:
@@ -133,14 +133,14 @@ def test_equal_settings_share_a_caller() -> None:
 def test_after_a_fork_it_is_as_new(live: LiveServer) -> None:
     """Its connection is left to the parent, and so is its session."""
     caller = Caller(Settings(server=Address.parse(live.unix)))
-    connection, session = caller.connection(), caller.session
-    caller.after_fork()
-    assert not caller.connected
-    assert caller.connection() is not connection
-    assert caller.session != session
+    connection, session = caller.session.connection(), caller.session.id
+    caller.session.after_fork()
+    assert not caller.session.connected
+    assert caller.session.connection() is not connection
+    assert caller.session.id != session
     assert connection.alive
     connection.shut()
-    caller.close()
+    caller.session.close()
 
 
 def test_a_call_with_a_deadline_that_is_met(client: Client) -> None:
@@ -157,7 +157,7 @@ def test_an_unreachable_server(runtime: Any) -> None:
     caller = Caller(Settings(server=Address.unix(f"{runtime}/none.sock")))
     for _ in range(2):
         with pytest.raises(errors.NoServer):
-            caller.ask("info")
+            caller.session.ask("info")
 
 
 def test_results_keep_their_classes_after_the_function_is_gone(client: Client) -> None:

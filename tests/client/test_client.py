@@ -26,8 +26,8 @@ def test_connect_connects_at_once(live: LiveServer) -> None:
         connect(host=tcp.host, port=tcp.port, token=TOKEN),
     ):
         with client:
-            assert client.caller.connected
-        assert not client.caller.connected
+            assert client.caller.session.connected
+        assert not client.caller.session.connected
 
 
 def test_a_client_says_where_it_is_connected(live: LiveServer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd import control_client, dialling
+from jaxd import connecting, control_client
 from jaxd.control_client import ask, stop_and_wait
 from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost, ProtocolError
 from tests.server.host_process import HostProcess
@@ -85,7 +85,7 @@ def test_a_control_socket_of_another_user_is_told_nothing(
 ) -> None:
     """Somebody may have taken the server's place; the address can name that user."""
     path = f"{runtime}/s.sock.control"
-    monkeypatch.setattr(dialling, "peer_uid", lambda sock: 4321)
+    monkeypatch.setattr(connecting, "peer_uid", lambda sock: 4321)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()

@@ -17,7 +17,7 @@ from jaxd_protocol.jit_options import Options
 
 pytest.importorskip("flatbuffers")
 
-CALLER: Any = Mock(platform="cpu")
+CALLER: Any = Mock(session=Mock(platform="cpu"))
 X = np.ones((2, 3), np.float32)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd.caller import Caller
-from jaxd.link import Link
+from jaxd.link import Session
 from jaxd.settings import Settings
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.errors import Busy, NoServer, ProtocolError
@@ -19,23 +19,23 @@ from tests.live_server import LiveServer
 
 
 @pytest.fixture
-def link(live: LiveServer) -> Iterator[Link]:
+def session(live: LiveServer) -> Iterator[Session]:
     """Not connected so far."""
-    link = Caller(Settings(server=Address.parse(live.unix)))
-    yield link
-    link.close()
+    session = Caller(Settings(server=Address.parse(live.unix))).session
+    yield session
+    session.close()
 
 
-def test_values_outlive_a_connection(link: Link) -> None:
+def test_values_outlive_a_connection(session: Session) -> None:
     """The session is the same."""
-    values = link.values()
-    link.connection().shut()
-    assert link.values() is values
-    assert link.connection().alive
-    assert link.values() is values
+    values = session.values()
+    session.connection().shut()
+    assert session.values() is values
+    assert session.connection().alive
+    assert session.values() is values
 
 
-def test_no_thread_outlives_its_connection_or_its_session(link: Link) -> None:
+def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> None:
     """A process may make clients again and again."""
 
     def threads() -> list[threading.Thread]:
@@ -43,98 +43,102 @@ def test_no_thread_outlives_its_connection_or_its_session(link: Link) -> None:
 
     others = threads()
     for _ in range(3):
-        link.values().drops.start()
-        link.connection().shut()
-        link.session = None
-        link.connection()  # of another session
-        link.values().drops.start()
+        session.values().drops.start()
+        session.connection().shut()
+        session.id = None
+        session.connection()  # of another session
+        session.values().drops.start()
     assert not set(threads()) <= set(others)
-    link.close()
+    session.close()
     wait_until(lambda: set(threads()) <= set(others))
-    link.connection()
+    session.connection()
     assert not set(threads()) <= set(others)
-    link.close()
+    session.close()
 
 
-def test_messages_about_another_session_are_of_no_use(link: Link) -> None:
+def test_messages_about_another_session_are_of_no_use(session: Session) -> None:
     """Nobody is there to whom they mean anything."""
-    old = link.values()
-    assert link.tell(old, "drop", b"")
-    link.connection().shut()
-    link.session = None
-    link.connection()
-    assert link.values() is not old
-    assert not link.tell(old, "drop", b"")
+    old = session.values()
+    assert session.tell(old, "drop", b"")
+    session.connection().shut()
+    session.id = None
+    session.connection()
+    assert session.values() is not old
+    assert not session.tell(old, "drop", b"")
 
 
-def test_without_a_connection_nothing_is_told_and_none_is_made(link: Link) -> None:
+def test_without_a_connection_nothing_is_told_and_none_is_made(session: Session) -> None:
     """It may be that the process ends."""
-    values = link.values()
-    link.close()
-    assert link.tell(values, "drop", b"")
-    assert not link.connected
+    values = session.values()
+    session.close()
+    assert session.tell(values, "drop", b"")
+    assert not session.connected
 
 
 def test_a_handshake_that_breaks_off_is_tried_again(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a server has answered before; else it may be none of ours."""
-    connect, fails = Link._connect, [True]
+    connect, fails = Session._connect, [True]
 
-    def breaks_off(self: Link) -> Any:
+    def breaks_off(self: Session) -> Any:
         if fails.pop():
             raise ProtocolError("it broke off") from EOFError()
         return connect(self)
 
-    monkeypatch.setattr(Link, "_connect", breaks_off)
+    monkeypatch.setattr(Session, "_connect", breaks_off)
     with pytest.raises(ProtocolError):
-        link.connection()
+        session.connection()
     fails[:] = [False]
-    link.connection().shut()
+    session.connection().shut()
     fails[:] = [False, True, True]
-    assert link.connection().alive
+    assert session.connection().alive
     assert fails == []
-    link.connection().shut()
+    session.connection().shut()
     fails[:] = [True] * 3
     with pytest.raises(NoServer, match="has answered before") as caught:
-        link.connection()
+        session.connection()
     assert caught.value.may_repeat
 
 
-def test_a_server_without_room_is_asked_again(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_room_is_asked_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it says, until it has some or the caller's time is over."""
-    connect, left = Link._connect, [2]
+    connect, left = Session._connect, [2]
 
-    def is_busy(self: Link) -> Any:
+    def is_busy(self: Session) -> Any:
         left[0] -= 1
         if left[0] >= 0:
             raise Busy("full.", 0.01)
         return connect(self)
 
-    monkeypatch.setattr(Link, "_connect", is_busy)
-    assert link.connection().alive
-    link.connection().shut()
+    monkeypatch.setattr(Session, "_connect", is_busy)
+    assert session.connection().alive
+    session.connection().shut()
     left[0] = 10**9
     with pytest.raises(Busy, match="full"):
-        link.connection(deadline=time.monotonic() + 0.05)
+        session.current(deadline=time.monotonic() + 0.05)
 
 
-def test_what_is_no_server_is_said_to_be_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_server_is_said_to_be_none(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where one has answered before: something else has its address now."""
-    link.connection().shut()
+    session.connection().shut()
 
-    def another(self: Link) -> Any:
+    def another(self: Session) -> Any:
         raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
 
-    monkeypatch.setattr(Link, "_connect", another)
+    monkeypatch.setattr(Session, "_connect", another)
     with pytest.raises(ProtocolError, match="not JSON"):
-        link.connection()
+        session.connection()
 
 
-def test_closing_ends_the_connections_that_were_left_as_well(link: Link) -> None:
+def test_closing_ends_the_connections_that_were_left_as_well(session: Session) -> None:
     """Nobody would read them any more."""
-    left = link.connection()
-    link.leave(left)
-    assert link.connection() is not left
-    link.close()
+    left = session.connection()
+    session.leave(left)
+    assert session.connection() is not left
+    session.close()
     assert not left.alive

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from jaxd.encoded import Encoded
-from jaxd.losses import Losses
+from jaxd.losses import Losses, Politeness
 from jaxd.pending import Unsent
-from jaxd_protocol.calls import LOST_AGAIN, LOST_ONCE
-from jaxd_protocol.errors import ConnectionLost, WorkerLost
+from jaxd_protocol.calls import FAILED, LOST_AGAIN, LOST_ONCE, OK
+from jaxd_protocol.errors import Busy, ConnectionLost, ServerDraining, WorkerLost
+from jaxd_protocol.failures import describe_failure
 
 LOST = ConnectionLost("lost")
 
@@ -69,3 +71,34 @@ def test_somewhen_it_is_enough() -> None:
     losses.note(LOST, (16, 7))
     with pytest.raises(WorkerLost, match=r"17 workers.*step.*JAXD_INLINE=1"):
         losses.repeated(call(), (17, 7))
+
+
+BUSY = (FAILED, describe_failure(Busy("full.", retry_after_s=0.2)))
+
+
+def test_callers_come_again_at_different_moments() -> None:
+    """Around the time that the server said."""
+    pauses = [Politeness(None).pause_s(BUSY) or 0.0 for _ in range(100)]
+    assert 0.1 <= min(pauses) < 0.15
+    assert 0.25 < max(pauses) <= 0.3
+
+
+def test_each_time_later_than_the_last() -> None:
+    """Everybody may have been told the same; but not for ever later."""
+    politeness = Politeness(None)
+    pauses = [politeness.pause_s(BUSY) or 0.0 for _ in range(6)]
+    assert max(pauses[:1]) < min(pauses[2:])
+    assert max(pauses) <= 8 * 0.3
+
+
+def test_nobody_comes_again_too_late() -> None:
+    """After its deadline the caller is told."""
+    assert Politeness(time.monotonic() + 0.05).pause_s(BUSY) is None
+    assert Politeness(time.monotonic() + 5.0).pause_s(BUSY) is not None
+
+
+def test_only_a_busy_server_is_asked_again() -> None:
+    """Anything else is the caller's to know."""
+    politeness = Politeness(None)
+    assert politeness.pause_s((OK, b"", b"")) is None
+    assert politeness.pause_s((FAILED, describe_failure(ServerDraining("stops.")))) is None

@@ -13,8 +13,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from jaxd import Client, forking, persistent_call
+from jaxd import Client, persistent_call
 from jaxd_protocol import fingerprint
+from jaxd_protocol.base import process
 from jaxd_protocol.errors import PackingError, UnsharedWarning
 from jaxd_protocol.fingerprint import walk
 
@@ -235,7 +236,7 @@ def test_the_child_of_a_fork_can_look() -> None:
     """Also when another thread of the parent was looking as it forked."""
     made = persistent_call(lambda x: x + 1)
     made._binding.snapshots._lock.acquire()
-    forking._in_child()
+    process._in_child()
     assert made.fingerprint
 
 

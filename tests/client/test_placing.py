@@ -37,8 +37,8 @@ def test_what_is_new_needs_nothing_of_a_session_that_is_over(client: Client) -> 
     """As after the death of a worker, of which an idle client has not heard."""
 
     def ends() -> None:
-        client.caller.connection().shut()
-        client.caller.session = None
+        client.caller.session.connection().shut()
+        client.caller.session.id = None
 
     old = client.put(np.ones(3))
     ends()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from jaxd import forking, progress
+from jaxd import progress
 from jaxd.progress import Progress
+from jaxd_protocol.base import process
 from tests.end_to_end.gates import wait_until
 
 
@@ -199,7 +200,7 @@ def test_the_child_of_a_fork_begins_anew(terminal: Terminal) -> None:
     shown = Progress()
     shown._lock.acquire()
     shown._terminal.acquire()
-    forking._in_child()
+    process._in_child()
     shown.event("connection", 1, "stage", stage("trace"))
     wait_until(lambda: "tracing" in terminal.getvalue())
     shown.finish("connection", 1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import traceback
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ from jaxd.raised import raised_by
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.failures import describe_failure
 
-CONNECTION: Any = SimpleNamespace(address="tcp://host:1")
-STEP: Any = SimpleNamespace(name="step", reader=None)
+READER: Any = None
+STEP = ("step", READER, "tcp://host:1")
 NOTE = "Raised in the call of step on the jaxd server at tcp://host:1."
 
 
@@ -30,8 +29,8 @@ def failure(error: Exception) -> Any:
 
 def test_a_note_names_call_and_server() -> None:
     """Of errors of the user's own, not of ours, which say by themselves what to do."""
-    assert raised_by(failure(KeyError("a")), STEP, CONNECTION).__notes__ == [NOTE]
-    own = raised_by(failure(ArgumentError("a")), STEP, CONNECTION)
+    assert raised_by(failure(KeyError("a")), *STEP).__notes__ == [NOTE]
+    own = raised_by(failure(ArgumentError("a")), *STEP)
     assert not hasattr(own, "__notes__")
 
 
@@ -50,7 +49,7 @@ def test_jaxs_frames_are_shown_where_jax_shows_them() -> None:
         found = describe_failure(caught.value)
         for setting in ("off", "auto"):
             jax.config.update("jax_traceback_filtering", setting)
-            error = raised_by(found, STEP, CONNECTION)
+            error = raised_by(found, *STEP)
             names = [f.f_globals["__name__"] for f, _ in traceback.walk_tb(error.__traceback__)]
             counts.append(sum(name.startswith("jax.") for name in names))
             assert names[0] == __name__

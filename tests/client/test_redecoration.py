@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxd import Client, forking, redecoration
-from jaxd.errors import CompileAdvice
+from jaxd import Client, redecoration
 from jaxd.redecoration import MANY, Redecorations
+from jaxd_protocol.base import process
+from jaxd_protocol.errors import CompileAdvice
 
 
 def step(x: Any) -> Any:
@@ -48,7 +49,7 @@ def test_the_child_of_a_fork_does_not_wait_for_its_parent() -> None:
     """A lock that a thread of the parent held is not its own."""
     counted = Redecorations()
     counted._lock.acquire()
-    forking._in_child()
+    process._in_child()
     counted.note(step, b"key")
 
 

@@ -27,7 +27,7 @@ def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
 
 def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) -> None:
     """For the next call."""
-    values = client.caller.values()
+    values = client.caller.session.values()
     client.close()
     assert values._tell(pack_ids([5, 6]))
     assert unpack_ids(values.drops.take()) == (5, 6)
@@ -35,11 +35,11 @@ def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) 
 
 def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
     """No call needs to come, also when the connection came in between."""
-    values = client.caller.values()
+    values = client.caller.session.values()
     values.drops.start()
     client.close()
     assert values._tell(pack_ids([5, 6]))
-    client.caller.connection()
+    client.caller.session.connection()
     wait_until(lambda: not values.drops._gone)
     answers = iter([True, False, False])
     values._has_to_wait = lambda: next(answers)  # type: ignore[method-assign]
@@ -55,15 +55,15 @@ def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
     for _ in range(2):
         with pytest.raises(ValuesLost, match="they are gone"):
             np.asarray(array)
-    assert not client.caller.connected
+    assert not client.caller.session.connected
 
 
 def test_several_come_home_with_one_message(client: Client) -> None:
     """And are here afterwards."""
     arrays = [client.put(np.full(10, i)) for i in range(20)]
-    before = client.caller.connection().number()
+    before = client.caller.session.connection().number()
     client.get(arrays)
-    assert client.caller.connection().number() - before <= 2
+    assert client.caller.session.connection().number() - before <= 2
     assert all(array.is_here for array in arrays)
 
 
@@ -73,9 +73,11 @@ def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -
     state = client.put([np.full(10, i, np.float32) for i in range(200)])
     for _ in range(3):
         state = step(state)
-    before = client.caller.connection().number()
+    before = client.caller.session.connection().number()
     assert [float(np.asarray(x)[0]) for x in state] == [i + 3 for i in range(200)]
-    assert client.caller.connection().number() - before <= 8  # two, and what tells of gone arrays
+    assert (
+        client.caller.session.connection().number() - before <= 8
+    )  # two, and what tells of gone arrays
 
 
 @pytest.mark.parametrize(
@@ -92,18 +94,18 @@ def test_what_is_made_for_nobody_goes(
 ) -> None:
     """Whoever asked for it was interrupted."""
     there = client.put(np.zeros(1 << 18, np.float32), name="interrupted")
-    answers = len(client.caller.values().drops._told)
-    connection = client.caller.connection()
+    answers = len(client.caller.session.values().drops._told)
+    connection = client.caller.session.connection()
 
     def interrupted(*_: Any) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     before = client.statistics().values
-    monkeypatch.setattr(connection, "_wait", interrupted)
+    monkeypatch.setattr(connection.shared_reader, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(client, there)
-    wait_until(lambda: len(client.caller.values().drops._told) > answers)
+    wait_until(lambda: len(client.caller.session.values().drops._told) > answers)
     wait_until(lambda: client.statistics().values == before)
     client.forget("interrupted")
 
@@ -112,7 +114,7 @@ def test_what_is_put_again_is_not_what_was_put_before(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt may yet run, on memory that was given to others: nobody has its arrays."""
-    connection = client.caller.connection()
+    connection = client.caller.session.connection()
     ids: list[int] = []
 
     def lost(verb: str, args: Any, *rest: Any, **more: Any) -> Any:

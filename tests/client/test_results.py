@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.own_objects import OwnObjects
-from jaxd.remote_objects import RemoteObject
+from jaxd.own_objects import OwnObjects, RemoteObject
 from jaxd.results import Home, ResultReader, ResultsAs, _read_leaf, checked
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_protocol.elsewhere import Stay

@@ -21,16 +21,19 @@ class Connection:
 
     def __init__(self, pool: Pool) -> None:
         self.passes_descriptors = True
-        self.sent_before = None
         self.proof: bytes | None = None
         self.failure: Exception | None = None
         self.shared: list[int] = []
         self.told: list[tuple[str, Any]] = []
         self._pool = pool
 
-    def request(self, verb: str, args: Any, descriptors: Any = (), **_: Any) -> Any:
+    def request(
+        self, verb: str, args: Any, *, deadline: float | None = None, descriptors: Any = ()
+    ) -> Any:
         if self.failure is not None:
             raise self.failure
+        if verb == "adopt":
+            return (OK, bytes(int(deadline or 0))), None
         number, _ = args
         self.shared.append(number)
         (block,) = [b for b in self._pool._blocks.values() if b.number == number]
@@ -90,7 +93,7 @@ def test_a_block_is_announced_once_to_each_connection(pool: Pool, connection: An
     """And again to another one."""
     routes, other = Routes(pool), Connection(pool)
     for one in (connection, connection, other):
-        routes.load(data(LARGE), one).release()  # type: ignore[arg-type]
+        routes.load(data(LARGE), one).release()
     assert len(connection.shared) == len(other.shared) == 1
 
 
@@ -166,3 +169,20 @@ def test_room_that_was_never_filled_is_not_used_again(pool: Pool, connection: An
 def test_there_is_no_room_for_little(pool: Pool, connection: Any) -> None:
     """It had better be sent."""
     assert Routes(pool).room(connection, [SHARED_BYTES - 1]) is None
+
+
+def test_the_server_is_asked_as_long_as_the_caller_waits(pool: Pool, connection: Any) -> None:
+    """And no longer."""
+    asked: list[Any] = []
+
+    def spare(call: Any, ask: Any) -> Any:
+        asked.append(ask)
+        raise ConnectionLost("gone")
+
+    def sent_before() -> Any:
+        return SimpleNamespace(spare=spare)
+
+    with pytest.raises(ConnectionLost):
+        Routes(pool).load(data(LARGE), connection, sent_before, deadline=17.0)
+    (ask,) = asked
+    assert ask(b"", b"") == bytes(17)

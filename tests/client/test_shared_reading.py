@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxd.pending import Pending
-from jaxd.shared_reading import SharedReading
+from jaxd.shared_reading import Attendant, SharedReader
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import Ends
 from tests.end_to_end.gates import in_thread, wait_until
@@ -25,7 +26,7 @@ def test_many_may_wait_for_one_reply(ends: Ends) -> None:
     pending = Pending()
     client.launch("call", (), (), pending, client.number())
     other, *_ = server.take()
-    waiting = [in_thread(client.await_reply, pending) for _ in range(6)]
+    waiting = [in_thread(client.shared_reader.wait, pending, None) for _ in range(6)]
     wait_until(lambda: len(pending.gates) == 6)
     server.send_reply(seq, 1)  # the one who read has what it wanted: another one goes on
     assert reading.result(10)[0] == 1
@@ -49,7 +50,7 @@ def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
     assert arrived.wait(10)
     server.take()
     sending.result(10)
-    assert client._unattended == 0
+    assert client.shared_reader._unattended == 0
 
 
 def test_a_late_reply_goes_where_it_was_told_to(ends: Ends) -> None:
@@ -76,7 +77,7 @@ def test_what_nobody_waits_for_any_more_is_read(ends: Ends) -> None:
     seq, *_ = server.take()
     server.send_reply(seq, 1)
     assert arrived.wait(10)
-    wait_until(lambda: client._unattended == 0)
+    wait_until(lambda: client.shared_reader._unattended == 0)
 
 
 def test_an_interrupted_launch_may_have_been_sent(
@@ -104,7 +105,7 @@ def test_an_interrupted_launch_may_have_been_sent(
     [
         (False, BulkStream.receive_into),
         (False, BulkStream.wait_readable),
-        (True, SharedReading._wait),
+        (True, SharedReader.wait),
     ],
 )
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
@@ -114,7 +115,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
     client, server, _ = ends
     other = in_thread(client.request, "call", ()) if others_read else None
     if other is not None:
-        wait_until(lambda: client._reading)
+        wait_until(lambda: client.shared_reader._reading)
     deadline = time.monotonic() + 3600 if waits_in is BulkStream.wait_readable else None
     with unheard_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
         client.request("call", (), deadline=deadline)
@@ -125,3 +126,67 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
     again = in_thread(client.request, "call", ())
     server.send_reply(server.take()[0], "again")
     assert again.result(10)[0] == "again"
+
+
+class Reader:
+    """Counts how often it has attended."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.attended = threading.Semaphore(0)
+        reader: Any = self
+        self.attendant = Attendant(reader)
+
+    def attend_once(self) -> None:
+        self.attended.release()
+
+
+def threads() -> set[threading.Thread]:
+    """The reader threads that are alive."""
+    return {thread for thread in threading.enumerate() if thread.name == "jaxd-reader"}
+
+
+def test_no_thread_is_started_before_it_is_wanted() -> None:
+    """A client that only waits for its calls never has one."""
+    before = threads()
+    reader = Reader()
+    assert threads() <= before
+    reader.alive = False
+
+
+def test_it_looks_each_time_that_it_is_wanted() -> None:
+    """By one thread, however often."""
+    before = threads()
+    reader = Reader()
+    for _ in range(3):
+        reader.attendant.want()
+        assert reader.attended.acquire(timeout=10)
+    assert len(threads() - before) == 1
+    reader.alive = False
+    reader.attendant.dismiss()
+
+
+def test_it_ends_when_the_connection_has_ended() -> None:
+    """Dismissed, it looks once more and leaves."""
+    before = threads()
+    reader = Reader()
+    reader.attendant.want()
+    assert reader.attended.acquire(timeout=10)
+    (mine,) = threads() - before
+    reader.alive = False
+    reader.attendant.dismiss()
+    mine.join(10)
+    assert not mine.is_alive()
+
+
+def test_it_does_not_keep_a_dropped_connection_alive() -> None:
+    """Its thread ends when the connection is collected."""
+    before = threads()
+    reader = Reader()
+    reader.attendant.want()
+    assert reader.attended.acquire(timeout=10)
+    (mine,) = threads() - before
+    del reader
+    gc.collect()
+    mine.join(10)
+    assert not mine.is_alive()

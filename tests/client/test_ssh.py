@@ -94,7 +94,7 @@ def test_no_large_array_goes_by_way_of_shared_memory(
     """Although there is a Unix socket at either end."""
     install_ssh(runtime, monkeypatch)
     with jaxd.connect(behind(live)) as client:
-        assert not client.caller.connection().passes_descriptors
+        assert not client.caller.session.connection().passes_descriptors
 
 
 @pytest.mark.parametrize(

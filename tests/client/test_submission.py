@@ -21,7 +21,10 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.blocks import shared_pool
-from jaxd.errors import (
+from jaxd.pending import Pending
+from jaxd.remote_values import OpenSession
+from jaxd.submission import Submission
+from jaxd_protocol.errors import (
     Cancelled,
     ConnectionLost,
     DeadlineExceeded,
@@ -29,9 +32,6 @@ from jaxd.errors import (
     NoServer,
     ProtocolError,
 )
-from jaxd.pending import Pending
-from jaxd.submission import Submission
-from jaxd.transport import ClientConnection
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
 from tests.server.in_process import Shop
@@ -46,7 +46,7 @@ def gate(tmp_path: Path) -> Gate:
 
 def places(client: Client) -> int:
     """How many more calls could be submitted without waiting; takes none."""
-    window = client.caller.window
+    window = client.caller.session.window
     assert window is not None
     taken = 0
     while window.acquire(blocking=False):
@@ -60,7 +60,7 @@ def test_each_call_gives_its_place_back(client: Client) -> None:
     """When it has a result, and when it has an error."""
     good = client.persistent_call(lambda x: x + 1)
     bad = client.persistent_call(lambda x: x.no_such_attribute)
-    client.caller.connection()
+    client.caller.session.connection()
     before = places(client)
     assert float(good.submit(1.0).result()) == 2.0
     with pytest.raises(AttributeError):
@@ -76,7 +76,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
     before = places(client)
-    window = client.caller.window
+    window = client.caller.session.window
     assert window is not None
     for _ in range(before):
         window.acquire()
@@ -93,7 +93,7 @@ def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None
     good = client.persistent_call(lambda x: x.sum())
     good(1.0 * np.ones(2))
     before = places(client)
-    client.caller.connection()._channel.writer.max_frame_bytes = 1 << 16
+    client.caller.session.connection()._channel.writer.max_frame_bytes = 1 << 16
     with pytest.raises(LimitExceeded, match="max-frame-bytes"):
         good.submit(np.ones(1 << 14))
     assert places(client) == before
@@ -131,7 +131,7 @@ def test_a_repeated_call_is_of_the_arrays_that_it_was_made_with(
     future = client.persistent_call(stop_at(gate.path)).submit(array)
     array[:] = 7
     with gate.reached():
-        client.caller.connection()._channel.stream.sock.shutdown(2)
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
     np.testing.assert_array_equal(np.asarray(future.result(30)), 2)
 
 
@@ -171,7 +171,7 @@ def test_who_cannot_have_a_thread_to_come_again_learns_why(
 
     with gate.reached():
         monkeypatch.setattr(threading.Timer, "start", refuse)
-        client.caller.connection()._channel.stream.sock.shutdown(2)
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
         for future in futures:
             with pytest.raises(RuntimeError, match="new thread"):
                 future.result(30)
@@ -188,14 +188,14 @@ def test_an_interrupt_of_who_tells_of_a_loss_loses_nobody(live: LiveServer) -> N
             raise KeyboardInterrupt
 
     with connect(live.unix) as client:
-        connection = client.caller.connection()
+        connection = client.caller.session.connection()
         for number in (1, 2, 3):
             waiting = Pending(partial(tell, number), attended=True)
-            connection._remember(connection.number(), waiting)
+            connection.shared_reader.remember(connection.number(), waiting)
         with pytest.raises(KeyboardInterrupt):
-            connection._fail_all(ConnectionLost("it was cut."))
+            connection.shared_reader.fail_all(ConnectionLost("it was cut."))
     assert told == [1, 1, 2, 3]
-    assert not connection._pending
+    assert not connection.shared_reader.pending
 
 
 def test_what_was_sent_before_an_interrupt_is_cancelled(
@@ -203,7 +203,7 @@ def test_what_was_sent_before_an_interrupt_is_cancelled(
 ) -> None:
     """Nobody has its future."""
     client.persistent_call(lambda x: x * 2)(1.0)
-    before, connection = client.statistics().cancelled_calls, client.caller.connection()
+    before, connection = client.statistics().cancelled_calls, client.caller.session.connection()
     send = connection._send
 
     def interrupted(number: int, verb: str, *rest: Any) -> None:
@@ -223,11 +223,11 @@ def test_of_a_reply_is_told_once(live: LiveServer) -> None:
     """Two threads may both see that the connection has ended."""
     told: list[Pending] = []
     with connect(live.unix) as client:
-        connection = client.caller.connection()
+        connection = client.caller.session.connection()
         number, waiting = connection.number(), Pending(told.append, attended=True)
-        connection._remember(number, waiting)
-        connection._finish(number, waiting)
-        connection._finish(number, waiting)
+        connection.shared_reader.remember(number, waiting)
+        connection.shared_reader.finish(number, waiting)
+        connection.shared_reader.finish(number, waiting)
         assert told == [waiting]
         assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
 
@@ -236,11 +236,11 @@ def test_a_reply_that_cannot_be_read_is_the_error_of_its_call(client: Client, ga
     """Whoever reads goes on."""
     stopping = client.persistent_call(stop_at(gate.path))
     future = stopping.submit(1.0)
-    connection = client.caller.connection()
+    connection = client.caller.session.connection()
     with gate.reached():
-        (number, waiting) = next(iter(connection._pending.items()))
+        (number, waiting) = next(iter(connection.shared_reader.pending.items()))
         waiting.value = ()
-        connection._finish(number, waiting)
+        connection.shared_reader.finish(number, waiting)
         with pytest.raises(ProtocolError, match="reply"):
             future.result(30)
     assert float(client.persistent_call(lambda x: x * 2).submit(4.0).result(30)) == 8.0
@@ -309,26 +309,26 @@ def test_who_cannot_come_again_learns_why(
     """And nothing is held for the call any more."""
     client = small_shop.client()
     total = client.persistent_call(lambda x: x.sum())
-    client.caller.connection()
+    client.caller.session.connection()
     array, before = np.ones(1 << 18, np.float32), places(client)
     assert float(total.submit(array).result(30)) == 1 << 18
     with busy(small_shop, gate, monkeypatch):
-        monkeypatch.setattr(client.caller, "connection", _refused_after(client, 1))
+        monkeypatch.setattr(client.caller.session, "current", _refused_after(client, 1))
         future = total.submit(array)
         with pytest.raises(NoServer, match="nobody"):
             future.result(30)
     wait_until(lambda: places(client) == before)
 
 
-def _refused_after(client: Client, times: int) -> Callable[..., ClientConnection]:
+def _refused_after(client: Client, times: int) -> Callable[..., OpenSession]:
     """What gives the client its connection so many times."""
-    left, connection = [None] * times, client.caller.connection
+    left, current = [None] * times, client.caller.session.current
 
-    def find(fresh: bool = False, deadline: float | None = None) -> ClientConnection:
+    def find(fresh: bool = False, deadline: float | None = None) -> OpenSession:
         if not left:
             raise NoServer("there is nobody.")
         left.pop()
-        return connection(fresh, deadline)
+        return current(fresh, deadline)
 
     return find
 
@@ -341,7 +341,7 @@ def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate:
         client.close()
         with pytest.raises(Cancelled, match="closed"):
             future.result()
-    assert not client.caller.connected
+    assert not client.caller.session.connected
 
 
 def test_a_callback_may_make_calls(client: Client) -> None:
@@ -377,14 +377,14 @@ def test_an_interrupt_before_the_reading_is_handed_on_costs_nothing(
     """The thread that was interrupted notices, and others can read."""
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
-    connection = client.caller.connection()
-    hand_on = connection._hand_on
+    reader = client.caller.session.connection().shared_reader
+    hand_on = reader._hand_on
 
     def interrupted(leading: bool) -> None:
-        monkeypatch.setattr(connection, "_hand_on", hand_on)
+        monkeypatch.setattr(reader, "_hand_on", hand_on)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, "_hand_on", interrupted)
+    monkeypatch.setattr(reader, "_hand_on", interrupted)
     with pytest.raises(KeyboardInterrupt):
         double(2.0)
     with ThreadPoolExecutor(1) as other:

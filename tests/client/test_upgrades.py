@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jaxd import forking
 from jaxd import upgrades as module
 from jaxd.upgrades import Upgrades
+from jaxd_protocol.base import process
 from jaxd_protocol.errors import SkewWarning
 from jaxd_protocol.packages import Package
 from tests.server.staging import at_once
@@ -92,6 +92,6 @@ def test_the_child_of_a_fork_can_look(disk: Disk) -> None:
     thread = threading.Thread(target=upgrades._lock.acquire)
     thread.start()
     thread.join()
-    forking._in_child()
+    process._in_child()
     upgrades.look()
     assert upgrades.count == 0

@@ -10,9 +10,19 @@ import pytest
 
 import jaxd
 from jaxd import Client
-from jaxd.errors import LimitExceeded, ResultError
-from jaxd.value_calls import stay_for
-from jaxd_protocol.elsewhere import EVERYTHING, HOME_BYTES, NOTHING, unpack_ids
+from jaxd.value_calls import Shapes, stay_for
+from jaxd_protocol.elsewhere import (
+    EVERYTHING,
+    HOME_BYTES,
+    MOST_NAMED_BYTES,
+    NOTHING,
+    WORTH_A_NAME,
+    unpack_ids,
+)
+from jaxd_protocol.errors import LimitExceeded, ProtocolError, ResultError
+from jaxd_server.belongings import Belongings
+from jaxd_server.sessions import Session
+from jaxd_server.values import Values
 from tests.end_to_end.gates import wait_until
 
 
@@ -44,7 +54,7 @@ def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None
     add = client.persistent_call(lambda x, y: x + y, donate_argnums=0)
     x, y = np.ones(1 << 15, np.float32), client.put(np.ones(1 << 15, np.float32))
     add(x, y)
-    calls = client.caller.values().calls
+    calls = client.caller.session.values().calls
     assert len(calls._forms) == 1
     add(client.put(x), y)
     assert len(calls._forms) == 2
@@ -54,7 +64,7 @@ def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None
 def test_waiting_for_all_raises_what_the_first_one_raised(client: Client) -> None:
     """Those that are done already count no more."""
     client.put(np.ones(1))
-    client.caller.values().calls.wait_for_all()
+    client.caller.session.values().calls.wait_for_all()
 
 
 def test_after_another_structure_than_before_the_next_call_is_right(client: Client) -> None:
@@ -65,7 +75,7 @@ def test_after_another_structure_than_before_the_next_call_is_right(client: Clie
     x = client.put(np.ones(1 << 15, np.float32))
     jaxd.wait((one(x), two(x)))
     wait_until(lambda: client.statistics().values == before)
-    forms = client.caller.values().calls._forms
+    forms = client.caller.session.values().calls._forms
     first, second = forms
     forms[second] = forms[first]  # as if it had returned one array before
     with pytest.raises(ResultError, match="Call it again"):
@@ -80,27 +90,82 @@ def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) ->
     """Also when another one has begun before it is read."""
     make = client.persistent_call(lambda x: x + 1)
     array = make(np.ones(1 << 15, np.float32))
-    values, connection = client.caller.values(), client.caller.connection()
-    assert connection.remote is values
+    values = client.caller.session.values()
+    assert client.caller.session.current().values is values
     other: Any = object()
-    client.caller.remote = other
+    client.caller.session.remote = other
     try:
         again = make(np.ones(1 << 15, np.float32))
     finally:
-        client.caller.remote = values
+        client.caller.session.remote = values
     assert again.keeper is array.keeper is values
 
 
 def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
     """A call that is refused takes nothing with it."""
-    values = client.caller.values()
+    values = client.caller.session.values()
     values.drops._is_awake = True  # its thread leaves it to the calls
     values.drop(7)
     large = np.ones(1 << 20)
-    connection = client.caller.connection()
+    connection = client.caller.session.connection()
     connection._channel.writer.max_frame_bytes, limit = 1 << 10, 1 << 30
     connection.passes_descriptors = False
     with pytest.raises(LimitExceeded):
         client.persistent_call(lambda x: x + 1)(large)
     connection._channel.writer.max_frame_bytes = limit
     assert 7 in unpack_ids(values.drops.take())
+
+
+LONG = b"T" * WORTH_A_NAME
+
+
+def server() -> Belongings:
+    """The end that is told."""
+    return Belongings(Session("1", "ann"), Values(), 0)
+
+
+def test_a_skeleton_is_said_until_it_was_heard() -> None:
+    """The server reads the same in either case."""
+    shapes, own = Shapes(), server()
+    first, second = shapes.told(LONG), shapes.told(LONG)
+    assert [own.skeleton(told) for told in (first, second)] == [LONG, LONG]
+    assert len(first) > len(LONG)
+    shapes.heard(first)
+    short = shapes.told(LONG)
+    assert len(short) == 2
+    assert own.skeleton(short) == LONG
+
+
+def test_short_ones_are_said() -> None:
+    """They are not worth a name, and the server needs none for them."""
+    assert Shapes().told(LONG[1:]) == LONG[1:]
+    assert server().skeleton(LONG[1:]) == LONG[1:]
+
+
+def test_no_name_is_given_twice() -> None:
+    """When there are no more, skeletons are said as they are."""
+    shapes, own = Shapes(), server()
+    skeletons = [LONG + bytes([n % 256, n // 256]) for n in range(300)]
+    told = [shapes.told(skeleton) for skeleton in skeletons]
+    for each in told:
+        shapes.heard(each)
+    assert [own.skeleton(each) for each in told] == skeletons
+    again = [shapes.told(skeleton) for skeleton in skeletons]
+    assert [len(each) for each in again[:256]] == [2] * 256
+    assert again[256:] == skeletons[256:]
+    assert [own.skeleton(each) for each in again] == skeletons
+
+
+@pytest.mark.parametrize("told", [b"\0\7", b"\0", b"\1", b"\1" + bytes(MOST_NAMED_BYTES)])
+def test_a_name_that_nobody_has_is_refused(told: Any) -> None:
+    """The connection is of no use any more."""
+    with pytest.raises(ProtocolError, match="nobody knows"):
+        server().skeleton(told)
+
+
+def test_the_child_of_a_fork_begins_anew() -> None:
+    """It has a session of its own."""
+    shapes = Shapes()
+    shapes.heard(shapes.told(LONG))
+    shapes.after_fork()
+    assert len(shapes.told(LONG)) > 2

@@ -30,10 +30,10 @@ WARM: Final = {"executable_hits": 1}
 @contextmanager
 def costs(client: Client) -> Iterator[dict[str, int]]:
     """What the server did inside of the block, for whomever: the counters that changed."""
-    before = client.caller.ask("statistics")
+    before = client.caller.session.ask("statistics")
     spent: dict[str, int] = {}
     yield spent
-    after = client.caller.ask("statistics")
+    after = client.caller.session.ask("statistics")
     changed = {name: after[name] - before[name] for name in _COUNTERS}
     spent.update({name: count for name, count in changed.items() if count})
 

@@ -53,7 +53,7 @@ class Gate:
 
         def nothing_runs() -> bool:
             self.let_pass()
-            now = client.caller.ask("statistics")
+            now = client.caller.session.ask("statistics")
             return not now["running_calls"] and not now["left_behind"]
 
         wait_until(nothing_runs)

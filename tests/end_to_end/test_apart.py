@@ -68,7 +68,7 @@ def two(live: LiveServer) -> Iterator[Two]:
 
 def everything(client: Client, verb: str, *args: Any) -> str:
     """All that a client is told, as text."""
-    return json.dumps(client.caller.ask(verb, *args))
+    return json.dumps(client.caller.session.ask(verb, *args))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_one_does_not_know_one_cannot_remove(two: Two) -> None:
     """Nor learn whether it is there."""
     function = two.alice.persistent_call(alices_own_secret_step)
     key = function.why(X).key
-    assert two.bob.caller.ask("forget", bytes.fromhex(key)) == {"executables": 0}
+    assert two.bob.caller.session.ask("forget", bytes.fromhex(key)) == {"executables": 0}
     assert function.why(X).verdict == "hit"
 
 
@@ -148,9 +148,9 @@ def test_statistics_are_ones_own(two: Two) -> None:
     assert mine.failed_calls == after.failed_calls + 1
     assert (mine.compiles, mine.functions) == (after.compiles + 1, after.functions + 1)
     assert mine.bytes_received < two.owner.statistics().bytes_received
-    told = two.bob.caller.ask("statistics")
+    told = two.bob.caller.session.ask("statistics")
     assert not {"running_calls", "left_behind", "queued_builds", "held_calls"} & told.keys()
-    totals = two.bob.caller.ask("functions")["totals"]
+    totals = two.bob.caller.session.ask("functions")["totals"]
     assert totals["calls"] == mine.calls
 
 

@@ -101,7 +101,7 @@ def test_an_interrupt_ends_the_trace(
         interrupt(process)
         assert said.readline() == "interrupted\n"
         assert said.readline() == "8.0\n"
-    wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
+    wait_until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
     now = client.statistics()
     assert now.cancelled_calls == before.cancelled_calls + 1
     assert now.lowers <= before.lowers + 1  # of the next one, the first time
@@ -116,8 +116,8 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         process.kill()
     with connect(server.unix) as client:
         wait_until(lambda: client.statistics().cancelled_calls == 1)
-        wait_until(lambda: client.caller.ask("statistics")["left_behind"] == [])
-        assert client.caller.ask("statistics")["running_calls"] == 0
+        wait_until(lambda: client.caller.session.ask("statistics")["left_behind"] == [])
+        assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
 @pytest.mark.parametrize("results", ["numpy", "remote"])
@@ -176,7 +176,7 @@ def test_a_program_that_runs_for_ever_costs_its_worker(
         assert float(endless(np.float32(3))) == 3.0
         assert double(X).tolist() == (X * 2).tolist()
         future = endless.submit(np.float32(-1))
-        wait_until(lambda: other.caller.ask("statistics")["running_calls"] == 1)
+        wait_until(lambda: other.caller.session.ask("statistics")["running_calls"] == 1)
         assert future.cancel()
         server.wait_for("worker_ready", 2)
         assert double(X).tolist() == (X * 2).tolist()
@@ -198,7 +198,7 @@ def test_a_worker_that_holds_arrays_is_not_replaced(start_live: Callable[..., Li
         with pytest.raises(DeadlineExceeded, match="running"):
             endless(np.float32(-1))
         server.wait_for("left_behind")
-        (left,) = other.caller.ask("statistics")["left_behind"]
+        (left,) = other.caller.session.ask("statistics")["left_behind"]
         assert (left["function"], left["phase"]) == ("forever", "running")
         assert np.asarray(kept).tolist() == [1.0] * 3
         assert other.statistics().epoch == 1
@@ -242,12 +242,12 @@ def test_jax_is_whole_after_many_interrupts(
                 future.result(chosen.uniform(0.0, 0.25))
             future.cancel()
             if number % 20 == 19:
-                wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
+                wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
                 for again in (number, -number):  # one that was interrupted, and a new one
                     here = jax.jit(heavy(again))(X)
                     there = client.persistent_call(heavy(again), results="numpy")(X)
                     assert np.allclose(there, here, rtol=1e-5)
-        wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
+        wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
         now = client.statistics()
     with capsys.disabled():
         print(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import jaxd
-from jaxd import connect, dialling, errors
+from jaxd import connect, connecting, errors
 from jaxd.connecting import probe
 from jaxd.settings import Settings
 from jaxd_protocol import tcp_owners
@@ -66,7 +66,7 @@ def uid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int 
             pytest.skip("only root can be somebody else; the other way is tried as well")
         return SOMEBODY
     monkeypatch.setattr(tcp_owners, "owner_of_peer", lambda sock: SOMEBODY)
-    monkeypatch.setattr(dialling, "peer_uid", lambda sock: SOMEBODY)
+    monkeypatch.setattr(connecting, "peer_uid", lambda sock: SOMEBODY)
     return None
 
 

@@ -62,10 +62,10 @@ def test_a_session_keeps_its_place_when_its_connection_is_lost(eight: LiveServer
         place = here(client)
         value, places = grown(client, lambda: client.put(X))
         assert places == {place} != {here(first)}
-        connection: Any = client.caller.connection()
+        connection: Any = client.caller.session.connection()
         connection.shut()
         assert here(client) == place
-        assert client.caller.connection() is not connection
+        assert client.caller.session.connection() is not connection
         result, places = grown(client, lambda: client.persistent_call(doubled).remote(value))
         assert places == {place}
         np.testing.assert_array_equal(np.asarray(result), X * 2)

@@ -86,7 +86,7 @@ def test_a_program_is_made_once(client: Client) -> None:
     first(X)
     before = client.statistics()
     first(X)
-    with connect(str(client.caller.address)) as other:
+    with connect(str(client.caller.session.address)) as other:
         np.testing.assert_array_equal(other.persistent_call(double)(X), X * 2)
     after = client.statistics()
     assert (after.compiles, after.traces) == (before.compiles, before.traces)
@@ -176,7 +176,7 @@ def test_nothing_that_could_be_code_is_opened(
 ) -> None:
     """Functions, objects among the arguments, classes by name, and what stock clients send."""
     client.statistics()
-    client.caller.accepts = "code"  # as a client that does not ask what the server takes
+    client.caller.session.accepts = "code"  # as a client that does not ask what the server takes
     trap = tmp_path / "sprung"
     bomb = Bomb(str(trap))
 
@@ -198,7 +198,7 @@ def test_nothing_that_could_be_code_is_opened(
         with pytest.raises(Exception, match=r"exported|cannot be read|opens no"):
             stock.root.call(packed, packed, packed)
     assert not trap.exists()
-    client.caller.accepts = "exported"
+    client.caller.session.accepts = "exported"
     assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
 
 
@@ -255,7 +255,7 @@ def test_a_client_reads_lists_of_arrays_only(tmp_path: Path, result: tuple[Any, 
     )
     with connect(server.address) as client:
         client.caller.takes_programs_only()
-        client.caller.accepts = "exported"
+        client.caller.session.accepts = "exported"
         called = client.persistent_call(lambda x: {"a": x + 1}, results="numpy")
         for _ in range(2):
             with pytest.raises(errors.ProtocolError, match="list of arrays"):

@@ -83,7 +83,7 @@ def test_a_flood_does_not_starve_a_lone_call(
             # Where the device is quicker than the client's thousand threads, they never get there.
             patience = time.monotonic() + 15
             while time.monotonic() < patience:
-                if lone.caller.ask("statistics")["queued_calls"] >= FLOOD // 2:
+                if lone.caller.session.ask("statistics")["queued_calls"] >= FLOOD // 2:
                     break
             before, begun = flood.answered, time.perf_counter()
             beside = {name: times(call) for name, call in calls.items()}

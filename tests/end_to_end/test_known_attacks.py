@@ -28,7 +28,7 @@ import pytest
 from rpyc.core import brine, consts
 from rpyc.utils.factory import unix_connect
 
-from jaxd import Client, connect, errors, politeness
+from jaxd import Client, connect, errors, losses
 from jaxd.compression import Compression
 from jaxd_protocol.addresses import Address
 from jaxd_protocol.buffers import deflate
@@ -301,7 +301,7 @@ def test_compressed_arrays_of_a_client_do_not_go_off(
     small = memoryview(deflate(array.data))
     monkeypatch.setattr(Compression, "packed", lambda self, data: small)
     monkeypatch.setenv("JAXD_COMPRESS", "1")
-    monkeypatch.setattr(politeness, "_LONGEST_S", 0.1)  # nobody comes again
+    monkeypatch.setattr(losses, "_LONGEST_S", 0.1)  # nobody comes again
     server = start_live("--budget-bytes", "256M")
 
     def send(count: int) -> int | JaxdError:

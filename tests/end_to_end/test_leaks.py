@@ -45,9 +45,9 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, server: LiveServer, client: Client) -> Sample:
         """Now, once everything is over that was given up."""
-        wait_until(lambda: not client.caller.ask("statistics")["left_behind"])
-        wait_until(lambda: client.caller.ask("statistics")["values"] == 0)
-        now = client.caller.ask("statistics")
+        wait_until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+        wait_until(lambda: client.caller.session.ask("statistics")["values"] == 0)
+        now = client.caller.session.ask("statistics")
         return cls(
             *Levels.of(server.worker_pid()),
             *(now[name] for name in ("executables", "programs", "functions", "values")),

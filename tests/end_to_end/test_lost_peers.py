@@ -259,7 +259,7 @@ def many():
         right.append(float(double(i)) == 2 * i)
 
 def interrupt():
-    reader = client.caller.connection()._channel.reader
+    reader = client.caller.session.connection()._channel.reader
     while not reader.has_input():
         pass
     os.kill(os.getpid(), signal.SIGINT)
@@ -366,7 +366,7 @@ client = connect()
 double = client.persistent_call(lambda x: x * 2)
 plain = persistent_call(lambda x: x * 3)
 right, done = [float(double(1.0)) == 2.0, float(plain(1.0)) == 3.0], threading.Event()
-connection, session = client.caller.connection(), client.info()["session"]
+connection, session = client.caller.session.connection(), client.info()["session"]
 
 def many():
     i = 0.0
@@ -381,7 +381,7 @@ for _ in range(3):
     if child == 0:
         ok = [float(double(float(i))) == 2 * i for i in range(50)]
         ok += [float(f.result()) == 8.0 for f in [double.submit(4.0) for _ in range(40)]]
-        ok += [float(plain(5.0)) == 15.0, client.caller.connection() is not connection]
+        ok += [float(plain(5.0)) == 15.0, client.caller.session.connection() is not connection]
         ok += [client.info()["session"] != session]
         del connection, double, client
         gc.collect()
@@ -392,7 +392,7 @@ for _ in range(3):
     right += [status == 0, float(double(3.0)) == 6.0]
 done.set()
 thread.join()
-print(all(right), client.caller.connection() is connection)
+print(all(right), client.caller.session.connection() is connection)
 """
 
 

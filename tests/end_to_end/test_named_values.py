@@ -52,7 +52,7 @@ def run(live: LiveServer, text: str, *arguments: str) -> str:
 
 def holders(client: Client) -> list[dict[str, Any]]:
     """Names, and sessions with handles, that keep values on the server."""
-    found: list[dict[str, Any]] = client.caller.ask("values")["holders"]
+    found: list[dict[str, Any]] = client.caller.session.ask("values")["holders"]
     return found
 
 

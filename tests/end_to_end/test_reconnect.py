@@ -66,7 +66,7 @@ def state_on(client: Client) -> Any:
 
 def cut(client: Client) -> None:
     """Ends the connection as a network does, without the client's knowledge."""
-    client.caller.connection()._channel.stream.sock.shutdown(2)
+    client.caller.session.connection()._channel.stream.sock.shutdown(2)
 
 
 def calls(shop: Shop) -> int:
@@ -126,7 +126,9 @@ def test_submitted_calls_are_sent_again_without_anybody_waiting(
     futures = [step.submit(state, value) for value in (-x, x)]
     with gate.reached():
         cut(client)
-        wait_until(lambda: not shop.parts.status.now()["connections"] or client.caller.connected)
+        wait_until(
+            lambda: not shop.parts.status.now()["connections"] or client.caller.session.connected
+        )
     wait_until(lambda: all(future.done() for future in futures))
     assert [float(future.result()[0][0]) for future in futures] == [0.0, 2.0]
 
@@ -139,10 +141,10 @@ def test_what_is_let_go_without_a_connection_is_told_later(client: Client, shop:
     state = step(step(state))
     jaxd.wait(state)
     cut(client)
-    client.caller.connection().check()
-    assert not client.caller.connected
+    client.caller.session.connection().check()
+    assert not client.caller.session.connected
     arrays.clear()
-    wait_until(lambda: not client.caller.remote.drops._is_awake)  # type: ignore[union-attr]
+    wait_until(lambda: not client.caller.session.remote.drops._is_awake)  # type: ignore[union-attr]
     state = step(state)
     jaxd.wait(state)
     wait_until(lambda: len(shop.parts._workshop.values) == 1)

@@ -41,10 +41,10 @@ def test_it_is_printed_once(
     function = client.persistent_call(stopping(gate.path))
     call = function if way == "call" else lambda x: function.submit(x).result()
     result = in_thread(call, np.float32(3))
-    before = client.caller.hearing.before
+    before = client.caller.session.hearing().before
     with gate.reached():
         wait_until(lambda: bool(before._said))
-        client.caller.connection()._channel.stream.sock.shutdown(2)
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
         wait_until(lambda: bool(before._lost or before._expected))
     assert float(result.result(30)) == 3.0
     assert capsys.readouterr().out == "loss 3.0\ndone 3.0\n"

@@ -55,12 +55,12 @@ def session_with_failures(live: LiveServer, tokens: dict[str, str]) -> Iterator[
                 yield "".join(traceback.format_exception(error))
         with connect(address, token=tokens["alice"]) as client:
             yield repr(client), repr(client.caller), client.info()
-            yield client.caller.ask("statistics"), client.caller.ask("functions")
+            yield client.caller.session.ask("statistics"), client.caller.session.ask("functions")
             with pytest.raises(ZeroDivisionError) as caught:
                 client.persistent_call(lambda x: 1 / 0)(1.0)
             yield "".join(traceback.format_exception(caught.value))
             with pytest.raises(errors.JaxdError) as refused:
-                client.caller.ask("forget", "nothing")
+                client.caller.session.ask("forget", "nothing")
             yield "".join(traceback.format_exception(refused.value))
     yield repr(Settings.resolve(server=live.tcp, token=WRONG))
 

@@ -47,11 +47,11 @@ class Counting:
 
     def values(self) -> int:
         """Arrays that it holds for anybody."""
-        return int(self._client.caller.ask("statistics")["values"])
+        return int(self._client.caller.session.ask("statistics")["values"])
 
     def sent(self, do: Callable[[], Any]) -> int:
         """Bytes that `do` sends over the socket, beside what asking takes."""
-        sent = self._client.caller.connection()._channel.writer
+        sent = self._client.caller.session.connection()._channel.writer
         before = sent.bytes_sent
         do()
         return int(sent.bytes_sent - before)
@@ -179,7 +179,7 @@ def slow(live: LiveServer) -> Iterator[Callable[[], Client]]:
 
         def make() -> Client:
             client = clients.enter_context(connect(throttle.address, token=TOKEN))
-            sent_before = client.caller.connection().sent_before
+            sent_before = client.caller.session.values().sent_before
             assert sent_before is not None
             sent_before()._worth._speeds.clear()
             sent_before()._worth._speeds.append(0.0)
@@ -239,13 +239,13 @@ def test_arrays_that_are_always_new_cost_a_few_questions(slow: Callable[[], Clie
     client = slow()
     first = client.persistent_call(lambda x: x[0])
     asked = []
-    request = client.caller.connection().request
+    request = client.caller.session.connection().request
 
     def noted(verb: str, *args: Any, **options: Any) -> Any:
         asked.append(verb)
         return request(verb, *args, **options)
 
-    with patch.object(client.caller.connection(), "request", noted):
+    with patch.object(client.caller.session.connection(), "request", noted):
         for number in range(12):
             x = np.full(SIZE, number, np.float32)
             x[1] = 0.5

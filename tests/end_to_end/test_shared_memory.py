@@ -237,7 +237,7 @@ def test_a_block_that_a_fetch_may_still_fill_is_not_used_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(Pool, "lease", noted)
-        patch.setattr(client.caller.connection(), "_wait", interrupted)
+        patch.setattr(client.caller.session.connection().shared_reader, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             there.fetch()
     (block,) = asked
@@ -331,7 +331,7 @@ def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatc
     """Everything goes over the socket."""
     monkeypatch.setattr(memory_files, "available", lambda: False)
     client = connect(shop.unix)
-    client.caller.routes = Routes(Pool(1 << 30))
+    client.caller.session.routes = Routes(Pool(1 << 30))
     assert_right_over_the_socket(client)
     client.close()
 
@@ -339,7 +339,7 @@ def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatc
 def test_no_room_for_blocks(shop: Shop) -> None:
     """What has no room goes over the socket."""
     client = connect(shop.unix)
-    client.caller.routes = Routes(Pool(1 << 18))
+    client.caller.session.routes = Routes(Pool(1 << 18))
     assert_right_over_the_socket(client)
     client.close()
 
@@ -402,7 +402,7 @@ def test_descriptors_that_get_lost_on_the_way(shop: Shop, runtime: Path) -> None
     between = Forwarder(f"{runtime}/between.sock", shop.unix)
     with connect(between.address) as client:
         assert_right_over_the_socket(client)
-        assert not client.caller.connection().passes_descriptors
+        assert not client.caller.session.connection().passes_descriptors
     between.close()
 
 

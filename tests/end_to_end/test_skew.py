@@ -96,7 +96,7 @@ def test_an_upgraded_package_is_used_at_once(server: LiveServer, site: FakeSite,
             assert seen[0].filename == __file__
         assert float(double(3.0)) == 6.0  # over a connection that was open all the time
         assert client.statistics().epoch == other.statistics().epoch == 2
-        assert client.caller._left == []
+        assert client.caller.session._left == []
     (exited,) = (line for line in server.lines if line["event"] == "worker_exited")
     assert (exited["exit_code"], exited["restart_in_s"]) == (0, 0.0)
 
@@ -229,4 +229,4 @@ def test_a_warning_can_be_made_an_error(server: LiveServer, older: None) -> None
             with pytest.raises(errors.SkewWarning, match=r"0\.9 here"):
                 function(1.0)
             assert float(function(1.0)) == 2.0  # it was said
-        assert client.caller.connected
+        assert client.caller.session.connected

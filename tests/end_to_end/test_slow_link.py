@@ -40,7 +40,7 @@ def link(live: LiveServer) -> Iterator[Callable[..., Throttle]]:
 
 def far(client: Client) -> Client:
     """A client that takes its server for one that is far away."""
-    sent_before = client.caller.connection().sent_before
+    sent_before = client.caller.session.values().sent_before
     assert sent_before is not None
     sent_before()._worth._speeds.clear()
     sent_before()._worth._speeds.append(0.0)
@@ -62,7 +62,7 @@ def test_arrays_are_compressed_where_it_is_wanted(
             jnp.arange(50_000, dtype=jnp.float32) % 4,
             np.random.default_rng(0).random(50_000, np.float32),
         )
-        writer = client.caller.connection()._channel.writer
+        writer = client.caller.session.connection()._channel.writer
         before = writer.bytes_sent
         results = [float(one) for one in total(*arrays)]
         moved = writer.bytes_sent - before
@@ -106,7 +106,7 @@ def test_a_long_transfer_shows_on_the_terminal(
 @contextmanager
 def interrupted(client: Client, word: str) -> Iterator[None]:
     """Ctrl-C as soon as a part of something has been sent or received."""
-    connection, over = client.caller.connection(), threading.Event()
+    connection, over = client.caller.session.connection(), threading.Event()
 
     def interrupt() -> None:
         while not over.wait(0.01):
@@ -137,10 +137,10 @@ def test_an_interrupt_in_a_long_transfer_leaves_the_connection_usable(
         assert float(ramp(1.0, 3)[-1]) == 3
         with interrupted(client, word):
             _ = first(x) if word == "sending" else ramp(1.0, LARGE)
-        connection = client.caller.connection()
+        connection = client.caller.session.connection()
         assert float(ramp(1.0, 3)[-1]) == 3
         assert float(first(np.full(3, 7, np.float32))) == 7
-        assert client.caller.connection() is connection
+        assert client.caller.session.connection() is connection
 
 
 def ramp_of(start: float, count: int) -> Any:
@@ -158,14 +158,14 @@ def test_an_interrupted_call_has_left_nothing_behind(link: Callable[..., Throttl
     with connect(link(40 * MIB).address, token=TOKEN) as client:
 
         def values() -> int:
-            return int(client.caller.ask("statistics")["values"])
+            return int(client.caller.session.ask("statistics")["values"])
 
         before = values()
         total = client.persistent_call(lambda x: x.sum())
         assert float(total(x)) == LARGE
         with interrupted(client, "sending"):
             total(x)
-        writer = client.caller.connection()._channel.writer
+        writer = client.caller.session.connection()._channel.writer
         moved = []
         for _ in range(3):
             assert float(total(x)) == LARGE

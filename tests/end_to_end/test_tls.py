@@ -46,7 +46,7 @@ def test_a_lost_connection_is_made_again(live: LiveServer) -> None:
     with connect(live.tls, token=TOKEN) as client:
         kept = client.put(np.ones(3, "f4"))
         session = client.info()["session"]
-        client.caller.connection().shut()
+        client.caller.session.connection().shut()
         assert float(client.persistent_call(lambda x: x.sum())(kept)) == 3.0
         assert client.info()["session"] == session
 

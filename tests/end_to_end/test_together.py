@@ -58,7 +58,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 def running(client: Client, count: int) -> Callable[[], bool]:
     """Whether that many calls are on the server now."""
-    return lambda: client.caller.ask("statistics")["running_calls"] == count
+    return lambda: client.caller.session.ask("statistics")["running_calls"] == count
 
 
 def test_sixteen_processes_build_once(live: LiveServer, client: Client) -> None:
@@ -131,7 +131,7 @@ def test_a_build_that_fails_fails_for_all_who_wait(live: LiveServer, client: Cli
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(live.unix)) for _ in range(8)]
         for one in clients:
-            one.caller.progress.event = note  # type: ignore[method-assign]
+            one.caller.session.progress.event = note  # type: ignore[method-assign]
         with costs(client) as spent:
             calls = [in_thread(one.persistent_call(fails), X) for one in clients]
             with gate.reached():
@@ -185,9 +185,9 @@ def test_a_client_that_is_killed_does_not_cancel_the_build(
             others = [start(), start()]
             wait_until(running(client, 3))
             killed = first if who == "the builder" else others[0]
-            before = client.caller.ask("statistics")["connections"]
+            before = client.caller.session.ask("statistics")["connections"]
             killed.kill()
-            wait_until(lambda: client.caller.ask("statistics")["connections"] < before)
+            wait_until(lambda: client.caller.session.ask("statistics")["connections"] < before)
         for process in (first, *others):
             out, error = process.communicate(timeout=50)
             if process is not killed:

@@ -325,7 +325,7 @@ def test_a_cancelled_call_is_interrupted_in_the_tracer(client: Client) -> None:
     """And the tracer is there for the next one."""
     before = client.statistics()
     future = client.persistent_call(endless).submit(X)
-    until(lambda: "building" in str(client.caller.ask("statistics")["running"]))
+    until(lambda: "building" in str(client.caller.session.ask("statistics")["running"]))
     assert future.cancel()
     until(lambda: client.statistics().traces == before.traces + 1)
     assert client.statistics().cancelled_calls == before.cancelled_calls + 1

@@ -59,7 +59,7 @@ def status(live: LiveServer) -> dict[str, Any]:
 def counts(live: LiveServer) -> tuple[int, int, int]:
     """Values, their bytes and sessions."""
     with connect(live.unix) as client:
-        said = client.caller.ask("statistics")
+        said = client.caller.session.ask("statistics")
         return said["values"], said["value_bytes"], said["sessions"]
 
 
@@ -78,12 +78,12 @@ def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> 
             assert holder.stdout is not None
             assert holder.stdout.readline() == "ready\n"
             wait_until(lambda: '"values": 3,' in json.dumps(status(live)))  # as of its last beat
-            said = client.caller.ask("statistics")
+            said = client.caller.session.ask("statistics")
             assert (said["values"], said["value_bytes"]) == (3, 400_000 + 4 + 200_000)
             holder.send_signal(signal.SIGKILL)
             holder.wait()
-        wait_until(lambda: client.caller.ask("statistics")["values"] == 1)
-        assert client.caller.ask("statistics")["value_bytes"] == 200_000
+        wait_until(lambda: client.caller.session.ask("statistics")["values"] == 1)
+        assert client.caller.session.ask("statistics")["value_bytes"] == 200_000
         assert float(client.named("outlives")[3]) == 1.0
 
 
@@ -100,7 +100,7 @@ def test_a_lost_connection_costs_nothing(start_live: StartLive) -> None:
         for turn in range(30):
             state = step(state, np.ones(4, np.float32))
             if turn % 7 == 3:
-                client.caller.connection()._channel.stream.sock.shutdown(2)
+                client.caller.session.connection()._channel.stream.sock.shutdown(2)
         assert int(state["n"]) == 30
         assert float(state["w"][7]) == 120.0
         wait_until(lambda: client.statistics().values == 2)
@@ -111,8 +111,8 @@ def test_who_stays_away_for_too_long_is_told(start_live: StartLive) -> None:
     live = start_live("--session-grace-s", "0")
     with connect(live.unix) as client, connect(live.unix) as other:
         held = client.put(np.ones(50_000, np.float32))
-        client.caller.connection()._channel.stream.sock.shutdown(2)
-        wait_until(lambda: other.caller.ask("statistics")["values"] == 0)
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
+        wait_until(lambda: other.caller.session.ask("statistics")["values"] == 0)
         with pytest.raises(ValuesLost, match="--session-grace-s"):
             held.fetch()
         assert float(client.put(np.ones(3))[0]) == 1.0

@@ -338,8 +338,8 @@ def test_a_call_that_fails_before_it_runs_leaves_its_arrays_alive(client: Client
         step(x, np.ones(3, np.float32))
     with pytest.raises(ValueDeleted):
         step(x, gone)
-    client.caller.connection().passes_descriptors = False
-    client.caller.connection()._channel.writer.max_frame_bytes = 1 << 16
+    client.caller.session.connection().passes_descriptors = False
+    client.caller.session.connection()._channel.writer.max_frame_bytes = 1 << 16
     with pytest.raises(LimitExceeded):
         step(x, np.ones(LARGE, np.float32))
     assert not x.is_deleted()
@@ -394,8 +394,8 @@ def test_what_nobody_holds_is_freed_without_a_further_call(client: Client, shop:
     arrays = [client.put(np.full(64, i)) for i in range(200)]
     assert held(shop) == 200
     told = count()
-    tell = client.caller.tell
-    client.caller.tell = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
+    tell = client.caller.session.tell
+    client.caller.session.tell = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
     arrays.clear()
     wait_until(lambda: held(shop) == 0)
     assert next(told) <= 20

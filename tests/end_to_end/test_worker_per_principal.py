@@ -175,10 +175,10 @@ def test_values_and_functions_of_one_are_not_there_for_another(house: House) -> 
     with pytest.raises(errors.JaxdError, match="alices-values"):
         house.bob.named("alices-values")
     for verb, args in (("functions", ()), ("recent", (100,)), ("statistics", ()), ("values", ())):
-        told = json.dumps(house.bob.caller.ask(verb, *args))
+        told = json.dumps(house.bob.caller.session.ask(verb, *args))
         assert "alices" not in told
         assert "account:alice" not in told
-    mine = json.dumps(house.alice.caller.ask("functions"))
+    mine = json.dumps(house.alice.caller.session.ask("functions"))
     assert "alices_secret_step" in mine, "everybody is the owner of a worker of one's own"
 
 
@@ -204,7 +204,7 @@ def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> Non
     ).stdout
     assert "worker    alice: ready, process" in text
     assert f"worker    bob: ready, process {pid_of(house.bob)}" in text
-    seen = house.bob.caller.ask("statistics")["principals"]
+    seen = house.bob.caller.session.ask("statistics")["principals"]
     assert [row["principal"] for row in seen] == ["account:bob"]
 
 

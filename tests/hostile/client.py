@@ -94,9 +94,9 @@ class HostileClient:
         client.statistics(), client.info(), client.devices()
         for verb, args in (("values", ()), ("functions", ()), ("recent", (3,)), ("verify", (1,))):
             with suppress(JaxdError):
-                client.caller.ask(verb, *args)
+                client.caller.session.ask(verb, *args)
         with suppress(JaxdError):
-            client.caller.connection().request("recipes", ("",))
+            client.caller.session.connection().request("recipes", ("",))
         for spec in list(client.caller._specs.values()):
             described = client.caller.question("describe", (spec.key,))[0]
             code = client.caller.question("code", (spec.identity.fingerprint,))[1]

@@ -73,18 +73,19 @@ def _aims() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
     from jaxd.callbacks import Callbacks
 
-    before: Any = Callbacks._call
+    before: Any = Callbacks._aimed
 
-    def call(self: Any, call: Any, skeleton: bytes, blob: bytes, buffers: Any) -> Any:
-        identity = call.spec.identity
+    def aimed(
+        self: Any, identity: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any
+    ) -> Any:
         with identity.travelling():
             aim, *_, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
         if type(aim) is bytes:
-            return before(self, call, skeleton, blob, buffers)
-        return _Finder(identity).at(aim)(*args, **kwargs)
+            return before(self, identity, given, skeleton, blob, buffers)
+        return _Finder(identity).at(aim), args, kwargs
 
     changed: Any = Callbacks
-    changed._call = call
+    changed._aimed = aimed
 
 
 def _warnings() -> None:

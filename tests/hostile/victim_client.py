@@ -66,7 +66,7 @@ def allowed_to_clients(server: str) -> Mapping[str, Rule]:
         return args[0] in sources and args[1] in ("r", "rb")
 
     rules: dict[str, tuple[Rule, ...]] = {
-        "socket.__new__": (lambda args, frame: _stands(frame.f_back, "jaxd/dialling.py"),),
+        "socket.__new__": (lambda args, frame: _stands(frame.f_back, "jaxd/connecting.py"),),
         "socket.connect": (lambda args, frame: args[1] == server,),
         "socket.sendmsg": (lambda args, frame: _stands(frame, "jaxd_protocol/wire/stream.py"),),
         "exec": (_of_a_frame, _of_a_named_tuple),
@@ -193,7 +193,7 @@ class Victim:
         return first_leaf(self.remote)[:1]
 
     def caller(self, verb: str) -> Any:
-        return self.client.caller.ask(verb)
+        return self.client.caller.session.ask(verb)
 
     def recipes(self, name: str) -> Any:
         from jaxd.warming import recipes_since
@@ -226,8 +226,8 @@ _ACTS: Final[dict[str, Callable[[Victim, str], Any]]] = {
     "unname": lambda victim, name: victim.client.forget("n"),
     "values": lambda victim, name: victim.caller("values"),
     "functions": lambda victim, name: victim.caller("functions"),
-    "recent": lambda victim, name: victim.client.caller.ask("recent", 3),
-    "verify": lambda victim, name: victim.client.caller.ask("verify", 1),
+    "recent": lambda victim, name: victim.client.caller.session.ask("recent", 3),
+    "verify": lambda victim, name: victim.client.caller.session.ask("verify", 1),
     "recipes": Victim.recipes,
     "forget": lambda victim, name: victim.persistent[name].clear(),
 }

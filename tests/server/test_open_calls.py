@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd import politeness
+from jaxd import losses
 from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.calls import FAILED, OK
 from jaxd_server.call import Call, Reply
@@ -320,7 +320,7 @@ def test_a_client_too_many_is_told_so(open_shop: Any, monkeypatch: pytest.Monkey
     first = shop.client()
     first.statistics()
     with monkeypatch.context() as hasty:
-        hasty.setattr(politeness, "_LONGEST_S", 0.1)
+        hasty.setattr(losses, "_LONGEST_S", 0.1)
         with pytest.raises(Busy, match="--max-connections"):
             shop.client().statistics()
     waiting = start(lambda: shop.client().statistics())

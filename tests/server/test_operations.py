@@ -284,7 +284,7 @@ def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop, gate: Gate) ->
     """Calls and questions on the same connection are answered meanwhile."""
     client = shop.client()
     answers: list[Any] = []
-    asked = start(lambda: answers.append(client.caller.ask("functions")))
+    asked = start(lambda: answers.append(client.caller.session.ask("functions")))
     assert gate.entered.wait(PATIENCE_S)
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
@@ -310,7 +310,7 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
     monkeypatch.setattr(shop.parts.pipeline.decisions, "recent", recent)
     client = shop.client()
     answers: list[Any] = []
-    asked = start(lambda: answers.append(client.caller.ask("recent", 2)))
+    asked = start(lambda: answers.append(client.caller.session.ask("recent", 2)))
     assert entered.wait(PATIENCE_S)
     try:
         assert float(client.persistent_call(lambda x: x * 2)(1.0)) == 2.0

@@ -185,7 +185,7 @@ class Soak:
         with jaxd.connect(server.unix) as client:
 
             def is_alone() -> bool:
-                now = client.caller.ask("statistics")
+                now = client.caller.session.ask("statistics")
                 return (now["sessions"], now["connections"], now["values"]) == (1, 1, 0)
 
             wait_until(is_alone)

@@ -70,7 +70,7 @@ class FunctionBinding(NamedTuple):
         """
         spec = self.snapshots.spec(config)
         _, form, timeout_s, strict = self.settings
-        if caller.accepts != "code" and caller.takes_programs_only(timeout_s):
+        if caller.session.accepts != "code" and caller.takes_programs_only(timeout_s):
             from jaxd.exporting import exported_call  # imports jax, and few servers ask for it
 
             made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)

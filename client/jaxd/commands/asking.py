@@ -75,8 +75,8 @@ def ask(server: str | None, verb: str, *args: Any) -> Report:
         JaxdError: when it does not tell us.
     """
     with Client(asked_server(Caller(Settings.resolve(server=server)))) as client:
-        report = client.caller.ask(verb, *args)
-        return {"server": str(client.caller.address), **report}
+        report = client.caller.session.ask(verb, *args)
+        return {"server": str(client.caller.session.address), **report}
 
 
 def without_server(error: NoServer) -> int:

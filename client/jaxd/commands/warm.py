@@ -79,7 +79,7 @@ def _client(server: str | None) -> Iterator[Client]:
             "JAXD_INLINE."
         )
     with Client(Caller(settings)) as client:
-        client.caller.connection()
+        client.caller.session.connection()
         yield client
 
 
@@ -131,7 +131,7 @@ def _build(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     done = []
     with _warnings_told(), _client(arguments.server) as client:
-        client.caller.progress = bar
+        client.caller.session.progress = bar
         with closing((check_all if arguments.check else build_all)(client, recipes)) as results:
             for each in results:
                 done.append(each)

@@ -24,7 +24,7 @@ import pytest
 
 import jaxd
 from jaxd.lazy import LazyArray
-from jaxd.remote_objects import RemoteObject
+from jaxd.own_objects import RemoteObject
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jax_objects.batches import Batched

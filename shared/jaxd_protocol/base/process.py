@@ -1,16 +1,18 @@
-"""What a fork must not share: the child of a fork forgets its parent's connections.
+"""What belongs to one process: what a fork must not share, and what is made when first needed.
 
-Both would otherwise read from one socket, and the child's end of it would close the parent's.
-Memory that both have mapped is the child's as well from then on.
+The child of a fork forgets its parent's connections: both would otherwise read from one socket, and
+the child's end of it would close the parent's. Memory that both have mapped is the child's as well
+from then on.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Forgetful", "Inherited", "forget_after_fork", "tell_of_forks"]
+__all__ = ["Forgetful", "Inherited", "Later", "forget_after_fork", "tell_of_forks"]
 
 
 class Forgetful(Protocol):
@@ -54,3 +56,29 @@ def _in_child() -> None:
 if hasattr(os, "register_at_fork"):
     # before, for what another thread gives back meanwhile; after, for what it has taken
     os.register_at_fork(before=_in_parent, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """Gives one object, always the same. From any thread; it holds no lock, as after a fork.
+
+    Args:
+        make: makes it. Threads that ask at the same moment may each make one, of which only
+            the first is ever given to anybody.
+
+    Attributes:
+        made: the object; None as long as nobody has asked for it.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._first: dict[None, T] = {}
+        self.made: T | None = None
+
+    def __call__(self) -> T:
+        """The object."""
+        if self.made is None:
+            self.made = self._first.setdefault(None, self._make())
+        return self.made

@@ -1,13 +1,14 @@
-"""The child of a fork begins anew, and leaves alone what is its parent's."""
+"""The child of a fork begins anew; what is made when it is first needed is made once."""
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 
 import pytest
 
-from jaxd.forking import forget_after_fork, tell_of_forks
+from jaxd_protocol.base.process import Later, forget_after_fork, tell_of_forks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -63,3 +64,35 @@ def test_what_is_gone_is_not_kept_for_a_fork() -> None:
     del thing
     gc.collect()
     assert exit_code_of_child(None) == 1
+
+
+def test_it_is_made_when_somebody_asks() -> None:
+    """And looking whether it was does not make it."""
+    made: list[object] = []
+
+    def make() -> object:
+        made.append(object())
+        return made[-1]
+
+    later = Later(make)
+    assert later.made is None
+    assert made == []
+    assert later() is later() is later.made is made[0]
+    assert len(made) == 1
+
+
+def test_threads_that_ask_together_get_the_same() -> None:
+    """Although each of them has made one."""
+    both = threading.Barrier(2)
+
+    def make() -> object:
+        both.wait(10)
+        return object()
+
+    later, found = Later(make), list[object]()
+    threads = [threading.Thread(target=lambda: found.append(later())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1] is later.made

@@ -1,0 +1,1 @@
+"""Memory, compression, the machine, terminals: needs nothing of jaxd but its errors."""

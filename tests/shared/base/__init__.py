@@ -1,0 +1,1 @@
+"""Tests of what needs nothing of jaxd but its errors."""
