@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ from jaxd.arguments import encode_arguments
 from jaxd.inside import inside
 from jaxd.questions import NothingGiven
 from jaxd.raised import raised_by
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CalledBack, ProtocolError
 from jaxd_protocol.statics import NO_STATICS
@@ -36,7 +36,7 @@ class Callbacks:
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
         self._lock = threading.Lock()  # guards _called
-        self._called: OrderedDict[tuple[object, int], BaseException | None] = OrderedDict()
+        self._called = BoundedDict[tuple[object, int], BaseException | None](_MAX_CALLS)
 
     def run(
         self,
@@ -103,8 +103,6 @@ class Callbacks:
     def _note(self, connection: object, number: int, error: BaseException | None) -> None:
         with self._lock:
             self._called[connection, number] = error
-            if len(self._called) > _MAX_CALLS:
-                self._called.popitem(last=False)
 
     def forget(self, connection: object, number: int) -> tuple[bool, BaseException | None]:
         """Whether a call has called back, and what the last function raised that it called."""

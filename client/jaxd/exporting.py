@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from jaxd.results import Home, ResultReader, ResultsAs
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.function_manifest import Meaning
@@ -130,14 +131,12 @@ def exported_call(
         )
     kind = (tree, tuple(map(_kind, leaves)), caller.session.platform)
     with _making:
-        found = _made.setdefault(spec, {}).get(kind)
+        found = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE)).get(kind)
     if found is None:
         found = _export(caller, spec, function, options, config, leaves, tree)
         with _making:
-            known = _made.setdefault(spec, {})
+            known = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE))
             known[kind] = found
-            if len(known) > _MOST_OF_ONE:
-                del known[next(iter(known))]
     return cast("Spec", found), tuple(leaves)
 
 

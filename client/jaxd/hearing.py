@@ -10,7 +10,7 @@ import builtins
 import sys
 import threading
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any, Final, TextIO
 from jaxd.jax_side import logs_compiles
 from jaxd.notices import Notices
 from jaxd.progress import Progress
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.installed import content_of
 from jaxd_protocol.remote_frames import shown_file
@@ -49,9 +50,9 @@ class HeardBefore:
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
         self._lock = threading.Lock()  # guards these
-        self._said: OrderedDict[_Call, _Things] = OrderedDict()
-        self._lost: OrderedDict[int, tuple[object, _Things]] = OrderedDict()
-        self._expected: OrderedDict[_Call, _Things] = OrderedDict()
+        self._said = BoundedDict[_Call, _Things](_MAX_CALLS)
+        self._lost = BoundedDict[int, tuple[object, _Things]](_MAX_CALLS)
+        self._expected = BoundedDict[_Call, _Things](_MAX_CALLS)
         self.is_waiting = False
 
     def was_said(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
@@ -67,7 +68,6 @@ class HeardBefore:
             said = self._said.setdefault(name, Counter())
             if len(said) < _MAX_THINGS:
                 said[thing] += 1
-            _limit(self._said)
             expected = self._expected.get(name)
             if not expected or not expected[thing]:
                 return False
@@ -82,7 +82,6 @@ class HeardBefore:
             if said:
                 self._lost[id(call)] = call, said  # which keeps the id
                 self.is_waiting = True
-                _limit(self._lost)
 
     def goes_on_as(self, call: object, repeated: object) -> None:
         """A call that was lost is made again as another one."""
@@ -99,12 +98,6 @@ class HeardBefore:
             self.is_waiting = bool(self._lost)
             if said:
                 self._expected[connection, number] = said
-                _limit(self._expected)
-
-
-def _limit(calls: OrderedDict[Any, Any]) -> None:
-    if len(calls) > _MAX_CALLS:
-        calls.popitem(last=False)
 
 
 HEARD: Final = frozenset({"print", "warned", "logged", "compiled"})
@@ -131,7 +124,7 @@ class Hearing:
     def __init__(self, notices: Notices, progress: Progress) -> None:
         self._notices = notices
         self._progress = progress
-        self._registries: dict[str, dict[Any, Any]] = {}
+        self._registries = BoundedDict[str, dict[Any, Any]](_MOST_FILES)
         self._loggers = 0
         self.before = HeardBefore()
         forget_after_fork(self.before)
@@ -163,8 +156,6 @@ class Hearing:
         category = _category(content)
         module = _module_of(file)
         name = "<unknown>" if module is None else module.__name__
-        if len(self._registries) >= _MOST_FILES:
-            self._registries.clear()
         registry = self._registries.setdefault(file, {})
         if module is not None:
             registry = vars(module).setdefault("__warningregistry__", {})

@@ -17,6 +17,7 @@ from jaxd.own_objects import OwnObjects
 from jaxd.redecoration import redecorations
 from jaxd.results import ResultReader
 from jaxd.upgrades import upgrades
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit_options import Options, Ship, function_key, normal_config
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.facts import Targets
 
 _BY_VALUE: Final = nullcontext()
-_MAX_PINNED: Final = 1024
+_MAX_KNOWN: Final = 1024
 
 
 class Spec:
@@ -92,8 +93,8 @@ class Identity:
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.statics: Statics = statics_of(function, options)
         self.specs: dict[Any, Spec] = {}
-        self.pinned: dict[bytes, Identity] = {}
-        self.forms: dict[bytes, bytes] = {}
+        self.pinned = BoundedDict[bytes, Identity](_MAX_KNOWN)
+        self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
         self._function = function
         self.archives = _archives() if ship == "source" else None
         listed = Listed(callbacks) if callbacks else None
@@ -314,8 +315,6 @@ class Identities:
                 if fresh.fingerprint != identity.fingerprint:
                     found = fresh
             identity.is_fresh = False
-            if len(identity.pinned) >= _MAX_PINNED:
-                identity.pinned.clear()
             return identity.pinned.setdefault(skeleton, found)
 
     def _make(self, identity: Identity, name: Any, config: Mapping[str, Any]) -> Spec:

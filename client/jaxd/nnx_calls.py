@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxd.arrays_here import PRNGKeys
 from jaxd.jax_side import loaded_jax, to_jax_keys
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.jax_objects.nnx_updates import (
     GIVEN,
     Updating,
@@ -32,14 +33,12 @@ F = TypeVar("F", bound=Clearable)
 
 _OTHER, _CONTAINER, _OBJECT = range(3)
 _MAX_KINDS: Final = 1000
-_kinds: Final[dict[type, int]] = {}
+_kinds: Final = BoundedDict[type, int](_MAX_KINDS)
 
 
 def _holds(value: Any) -> bool:
     kind = _kinds.get(type(value))
     if kind is None:
-        if len(_kinds) > _MAX_KINDS:
-            _kinds.clear()
         kind = _kinds[type(value)] = _kind_of(type(value))
     if kind != _CONTAINER:
         return kind == _OBJECT

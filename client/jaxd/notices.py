@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 
@@ -55,16 +55,14 @@ class Notices:
         self._lock = threading.Lock()  # guards all of these
         self.waiting = False
         self._said: set[_Notice] = set()
-        self._of_calls: OrderedDict[tuple[object, int], list[_Notice]] = OrderedDict()
+        self._of_calls = BoundedDict[tuple[object, int], list[_Notice]](_MAX_CALLS)
         self._of_server: list[_Notice] = []
-        self._later: OrderedDict[tuple[object, int], list[Callable[[], object]]] = OrderedDict()
+        self._later = BoundedDict[tuple[object, int], list[Callable[[], object]]](_MAX_CALLS)
 
     def later(self, connection: object, number: int, act: Callable[[], object]) -> None:
         """Has `act` called in the thread whose call this is, when its reply is here."""
         with self._lock:
             self._later.setdefault((connection, number), []).append(act)
-            if len(self._later) > _MAX_CALLS:
-                self._later.popitem(last=False)
             self.waiting = True
 
     def event(self, connection: object, number: int, content: dict[str, Any]) -> None:
@@ -72,8 +70,6 @@ class Notices:
         words = (str(content.get(name, "")) for name in _Notice._fields)
         with self._lock:
             self._of_calls.setdefault((connection, number), []).append(_Notice(*words))
-            if len(self._of_calls) > _MAX_CALLS:
-                self._of_calls.popitem(last=False)
             self.waiting = True
 
     def compare(self, theirs: Mapping[str, str]) -> None:

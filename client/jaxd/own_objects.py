@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.trees.references import Reference, load_reference
 
@@ -114,7 +115,7 @@ class OwnObjects:
         self._objects = objects
         self._others = others
         self._packages = set(packages)
-        self._contents: OrderedDict[bytes, Any] = OrderedDict()
+        self._contents = BoundedDict[bytes, Any](_MAX_CALLABLES)
         self._classes: dict[str, tuple[type, ...]] = {}  # by qualified name; the latest first
         self._installed = installed
         self._named_in_code: dict[tuple[str, str], Any] | None = None
@@ -137,8 +138,6 @@ class OwnObjects:
                     self._held_by_arguments[name] = found
             elif self._contents.get(name) is not found:
                 self._contents[name] = found
-                if len(self._contents) > _MAX_CALLABLES:
-                    self._contents.popitem(last=False)
         return news
 
     def _learn_class(self, cls: type) -> bool:

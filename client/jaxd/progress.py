@@ -11,6 +11,7 @@ import time
 from collections import deque
 from typing import Any, Final, Protocol
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 
 __all__ = ["Progress", "Transferring"]
@@ -55,7 +56,7 @@ class Progress:
         """Forgets the calls of the parent, and its thread, as the child of a fork must."""
         self._calls: dict[_Key, _Watched] = {}
         self._transfers: dict[Transferring, float] = {}  # and when they began
-        self._finished: dict[_Key, None] = {}  # in order; their late events are ignored
+        self._finished = BoundedDict[_Key, None](_MAX_FINISHED)  # late events are ignored
         self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
         self._ticker: threading.Thread | None = None
         self._shows_transfer = False
@@ -100,7 +101,7 @@ class Progress:
         if ready and key not in self._calls and not self._shows_transfer:
             return  # the warm path ends here
         with self._lock:
-            self._remember(key)
+            self._finished[key] = None
             call = self._calls.pop(key, None)
             self._wipe_transfer()
             if call is not None and (call.shown or (call.built and ready)):
@@ -115,11 +116,6 @@ class Progress:
             with self._lock:
                 self._put("")
             self._write()
-
-    def _remember(self, key: _Key) -> None:
-        self._finished[key] = None
-        if len(self._finished) > _MAX_FINISHED:
-            del self._finished[next(iter(self._finished))]
 
     def _tick(self) -> None:
         wait = threading.Event().wait

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice
 
@@ -25,7 +25,7 @@ class Redecorations:
     """Counts how often equal functions from one place were taken apart; safe from any thread."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[_Place, int] = OrderedDict()
+        self._counts = BoundedDict[_Place, int](_LIMIT)
         self.after_fork()
         forget_after_fork(self)
 
@@ -48,9 +48,7 @@ class Redecorations:
             return
         place = (code.co_filename, code.co_firstlineno, key)
         with self._lock:
-            count = self._counts[place] = self._counts.pop(place, 0) + 1
-            if len(self._counts) > _LIMIT:
-                self._counts.popitem(last=False)
+            count = self._counts[place] = self._counts.get(place, 0) + 1
         if count == MANY:
             from jaxd.frames import users_level
 

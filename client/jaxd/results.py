@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from jaxd.arrays_here import Kind, array_here, kind_here
 from jaxd.jax_side import require_jax
 from jaxd.own_objects import Met, OwnObjects, RemoteObject
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.calls import FAILED
 from jaxd_protocol.elsewhere import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.errors import ProtocolError, ResultError
@@ -90,7 +91,7 @@ class ResultReader:
 
     def __init__(self, met: Met, own: OwnObjects | None = None) -> None:
         self._own = own or OwnObjects()
-        self._layouts: dict[bytes, Layout] = {}
+        self._layouts = BoundedDict[bytes, Layout](_MAX_LAYOUTS)
         self._own.learn(met)
 
     def learn(self, met: Met) -> None:
@@ -151,10 +152,7 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = self._parsed(skeleton)
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[skeleton] = layout
+            layout = self._layouts[skeleton] = self._parsed(skeleton)
         return layout
 
     def _parsed(self, skeleton: bytes) -> Layout:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.call_future import CallFuture
@@ -16,6 +18,8 @@ from jaxd.losses import Losses, Politeness
 from jaxd.pending import WORD_S, Pending
 from jaxd.results import checked
 from jaxd.spare_data import Spare, SpareRoom
+from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
 from jaxd_protocol.wire import INTERRUPTIBLE_S
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Submission"]
 
 _spare_room: Final = SpareRoom()
+_timers: Final = TimerThread(
+    "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
+)
+forget_after_fork(_timers)
 
 Outcome = Callable[[Encoded, tuple[Any, ...], Sequence[memoryview], "OpenSession"], Any]
 """Gives the result in a reply, or raises; see `Caller.outcome`."""
@@ -186,10 +194,8 @@ class Submission:
             "working on it; give the call more time, or submit it again later."
         )
         left_s = max(0.0, self._deadline + WORD_S - time.monotonic())
-        timer = threading.Timer(left_s, opened.connection.shared_reader.expire, (number, late))
-        timer.daemon = True
+        timer = _timers.after(left_s, lambda: opened.connection.shared_reader.expire(number, late))
         self.future.when_done(lambda _: timer.cancel())
-        timer.start()
 
     def _arrived(self, opened: OpenSession, number: int, pending: Pending) -> None:
         """Called by whoever reads; after an interrupt perhaps twice."""

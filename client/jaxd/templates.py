@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from jaxd.jax_side import loaded_jax
 from jaxd.watched import is_made_in_c, watch
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.nested import BoundFunction
@@ -69,7 +70,7 @@ class Template:
         return self._guards is not None and self._guards.hold()
 
 
-_templates: dict[int, list[Template]] = {}
+_templates = BoundedDict[int, list[Template]](_MAX_TEMPLATES)
 
 
 def take_apart(value: Any) -> tuple[Template, list[Any]] | None:
@@ -92,7 +93,10 @@ def take_apart(value: Any) -> tuple[Template, list[Any]] | None:
 
 def _template(value: Any, structure: Any) -> Template:
     marks, kept = _marks(structure)
-    alike = _templates.setdefault(hash(structure), [])
+    name = hash(structure)
+    alike = _templates.get(name)
+    if alike is None:
+        alike = _templates[name] = []
     # When none of many served twice, what is static is new in each call: it would never be met.
     worth_it = len(alike) < _MAX_ALIKE or any(known.is_used for known in alike)
     for known in tuple(alike):
@@ -110,8 +114,6 @@ def _template(value: Any, structure: Any) -> Template:
     head = b"".join((b"V", dump_literal(outline), size, packed, count))
     made = Template(head, packed, guards, marks, kept)
     if worth_it:
-        if len(_templates) > _MAX_TEMPLATES:
-            _templates.clear()
         alike.append(made)
         del alike[:-_MAX_ALIKE]
     return made

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["call_traced"]
 
 _NUMBERS: Final = (bool, int, float, complex)
-_MAX_FORMS: Final = 1024
 
 
 def call_traced(
@@ -212,8 +211,6 @@ def _form(caller: Caller, warming: Encoded) -> _Form:
     name = warming.spec.key + warming.skeleton
     skeleton = identity.forms.get(name)
     if skeleton is None:
-        if len(identity.forms) >= _MAX_FORMS:
-            identity.forms.clear()
         skeleton = identity.forms[name] = form_of(caller, warming)
     jax: Any = loaded_jax()
     with identity.travelling():

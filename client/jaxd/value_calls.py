@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.pending import WORD_S
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import Later
 from jaxd_protocol.elsewhere import (
     EVERYTHING,
@@ -147,7 +148,7 @@ class ValueCalls:
     def __init__(self, values: ValueStore, services: Services) -> None:
         self._values = values
         self._services = services
-        self._forms: dict[_Kind, _Known] = {}
+        self._forms = BoundedDict[_Kind, _Known](_MAX_FORMS)
         self._shapes = Shapes()
         self._later = Later(self._begin)
 
@@ -303,8 +304,6 @@ class ValueCalls:
         known = self._forms.get(kind)
         if known is not None and known[:2] == (skeleton, flight.given_up):
             return
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
         self._forms[kind] = skeleton, flight.given_up, form_hash(skeleton)
 
     def _relearn(self, flight: Flight, skeleton: bytes) -> None:

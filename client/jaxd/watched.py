@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import Guards, walk
 from jaxd_protocol.fingerprint.shipping import current_archives
@@ -54,7 +55,7 @@ class _Kept(NamedTuple):
     packed: Packed
 
 
-_kept: Final[dict[int, _Kept]] = {}
+_kept: Final = BoundedDict[int, _Kept](_MAX_KEPT)
 
 
 def pack_once(value: Any, what: str) -> Packed:
@@ -75,8 +76,6 @@ def pack_once(value: Any, what: str) -> Packed:
     watched = watch(value, type(value).__qualname__)  # first: what changes meanwhile is noticed
     packed = pack(value, what)
     if watched is not None and len(packed) <= _MAX_KEPT_BYTES:
-        if len(_kept) >= _MAX_KEPT:
-            _kept.clear()
         _kept[id(value)] = _Kept(value, now, watched.guards, packed)
     return packed
 

@@ -8,11 +8,11 @@ whom the server belongs.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from jaxd_protocol.accounts import UNNAMED
+from jaxd_protocol.base.bounded import BoundedDict
 
 __all__ = ["Acquaintances", "Sight", "belongs_to"]
 
@@ -34,7 +34,7 @@ class Acquaintances:
 
     def __init__(self, is_owner: Callable[[str], bool] = lambda principal: True) -> None:
         self.is_owner = is_owner
-        self._known: dict[str, OrderedDict[bytes, None]] = {}
+        self._known: dict[str, BoundedDict[bytes, None]] = {}
         self._lock = threading.Lock()  # guards the table
 
     def note(self, principal: str, key: bytes) -> None:
@@ -42,11 +42,7 @@ class Acquaintances:
         if self.is_owner(principal):
             return
         with self._lock:
-            keys = self._known.setdefault(principal, OrderedDict())
-            keys[key] = None
-            keys.move_to_end(key)
-            if len(keys) > _MOST_KEYS:
-                keys.popitem(last=False)
+            self._known.setdefault(principal, BoundedDict(_MOST_KEYS))[key] = None
 
     def sight(self, principal: str) -> Sight:
         """What a principal may be shown."""

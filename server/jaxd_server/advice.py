@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.function_manifest import Description
 from jaxd_protocol.trees.forms import Form
@@ -53,8 +53,7 @@ class Advised:
     """
 
     def __init__(self, limit: int = 1000) -> None:
-        self._limit = limit
-        self._said: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._said = BoundedDict[tuple[str, str, str], None](limit)
         self._lock = threading.Lock()  # guards _said
 
     def news(self, advice: Sequence[Advice]) -> list[Advice]:
@@ -65,8 +64,6 @@ class Advised:
                 if one[:3] not in self._said:
                     self._said[one[:3]] = None
                     fresh.append(one)
-            while len(self._said) > self._limit:
-                self._said.popitem(last=False)
         return fresh
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ipaddress
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["Allowance", "Chatter", "place_of"]
 
+from jaxd_protocol.base.bounded import BoundedDict
+
+__all__ = ["Allowance", "place_of"]
 
 _MOST_PLACES: Final = 1024
 """The places that were heard of last; whoever is forgotten begins anew."""
@@ -42,7 +44,7 @@ class Allowance:
         self._at_once = at_once
         self._per_s = per_s
         self._clock = clock
-        self._levels: OrderedDict[str, _Level] = OrderedDict()
+        self._levels = BoundedDict[str, _Level](_MOST_PLACES)
         self._lock = threading.Lock()  # guards the levels
 
     def note(self, place: str) -> None:
@@ -74,10 +76,7 @@ class Allowance:
     def _level(self, place: str) -> _Level:
         """What has not leaked away by now."""
         now = self._clock()
-        level = self._levels.pop(place, None) or _Level(at=now)
-        self._levels[place] = level
-        if len(self._levels) > _MOST_PLACES:
-            self._levels.popitem(last=False)
+        level = self._levels[place] = self._levels.get(place) or _Level(at=now)
         level.height = max(0.0, level.height - (now - level.at) * self._per_s)
         level.at = now
         return level

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from jaxd_server.clock import Clock
+from jaxd_server.clock import process_timers
 from jaxd_server.fair_queue import Turnstile
 from jaxd_server.interest import EVER, Interest
 from jaxd_server.interrupting import Interrupted, Interruptible, may_interrupt
@@ -167,18 +167,15 @@ class Builds(Generic[K, V]):
     """What is being made, by its key. Keeps nothing that is made. Thread-safe.
 
     Args:
-        clock: rings when a build has taken too long, and when one is to be interrupted again.
         max_s: seconds that somebody waits for a build once it has its turn; 0: any number.
         left: told of each build that nobody waits for any more and that is not over.
     """
 
     def __init__(
         self,
-        clock: Clock | None = None,
         max_s: float = 0.0,
         left: Callable[[Build], None] = lambda build: None,
     ) -> None:
-        self._clock = Clock() if clock is None else clock
         self._max_s = max_s
         self._left = left
         self._builds: dict[K, Build] = {}
@@ -244,7 +241,7 @@ class Builds(Generic[K, V]):
 
     def _make(self, key: K, build: Build, make: Callable[[], V]) -> None:
         if self._max_s:
-            self._clock.after(self._max_s, lambda: self._look(build))
+            process_timers.after(self._max_s, lambda: self._look(build))
         outcome: V | None = None
         error: BaseException | None = None
         try:
@@ -283,7 +280,7 @@ class Builds(Generic[K, V]):
             build.is_left = True
             self._interrupt(key, build)
         build.tell()
-        self._clock.after(_AGAIN_S, lambda: self._press(key, build))
+        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
         self._left(build)
 
     def _press(self, key: K, build: Build) -> None:
@@ -292,7 +289,7 @@ class Builds(Generic[K, V]):
             if build.future.done() or not build.is_left:
                 return
             self._interrupt(key, build)
-        self._clock.after(_AGAIN_S, lambda: self._press(key, build))
+        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
 
     def _interrupt(self, key: K, build: Build) -> None:
         """Interrupts it where it can be; nobody else is to wait for it then. The lock is held."""
@@ -310,7 +307,7 @@ class Builds(Generic[K, V]):
         since = time.monotonic() if build.begun is None else build.begun
         left_s = since + self._max_s - time.monotonic()
         if left_s > 0:
-            self._clock.after(left_s, lambda: self._look(build))
+            process_timers.after(left_s, lambda: self._look(build))
             return
         build.error = DeadlineExceeded(
             f"{build.name} was being built for {self._max_s:g} s, which is as long as this server "

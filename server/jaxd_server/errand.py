@@ -104,7 +104,7 @@ class Errand(NamedTuple):
             log_event("tracer_refused", function=self.order.name, reason=reply.reason)
             self.tracer.known.discard(self.order.fingerprint)
             if reply.always:
-                self.tracers.refused.add(self.order.key)
+                self.tracers.refused[self.order.key] = None
             return None
         self.tracers.heed(reply.side)
         self.tracer.known.add(self.order.fingerprint)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import jax
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.trees import Layout
 from jaxd_server.appraisal import Appraisal, are_within
 from jaxd_server.builds import Builds
@@ -47,14 +48,12 @@ class Kin:
     """The keys that were called, of each function. Thread-safe."""
 
     def __init__(self) -> None:
-        self._keys: dict[bytes, set[bytes]] = {}
+        self._keys = BoundedDict[bytes, set[bytes]](_MOST)
         self._lock = threading.Lock()  # guards _keys
 
     def of(self, function: Function) -> tuple[bytes, ...]:
         """Those of the same function, this one among them."""
         with self._lock:
-            if len(self._keys) >= _MOST:
-                self._keys.clear()
             keys = self._keys.setdefault(function.plain_key, set())
             keys.add(function.key)
             return tuple(keys)
@@ -92,7 +91,8 @@ class Executables:
     ) -> None:
         self._limits = replace(limits, count=limit)
         self._appraisal = Appraisal(is_kept, resident)
-        self._plans: dict[tuple[bytes, bytes, int], Plan] = {}
+        plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
+        self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
@@ -168,8 +168,6 @@ class Executables:
         name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
-                if len(self._plans) >= _PLANS_PER_EXECUTABLE * self._limits.count:
-                    self._plans.clear()  # they are made again in no time
                 self._plans[function.key, skeleton, seat.session] = plan
         return found
 

@@ -7,6 +7,7 @@ session on its values are another.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -14,8 +15,9 @@ from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
 from jaxd_server.fair_queue import FairQueue
+from jaxd_server.logs import log_event
 
-__all__ = ["FairThreads", "FreshThreads", "InOrder", "Job"]
+__all__ = ["FairThreads", "FreshThreads", "Job", "SerialExecutor"]
 
 
 Job = Callable[[], None]
@@ -153,15 +155,17 @@ class FreshThreads(Executor):
             self._room.release()
 
 
-class InOrder:
-    """Does jobs, which must not raise, in the order in which they came. Thread-safe.
+class SerialExecutor:
+    """Does jobs in the order in which they came. Thread-safe.
+
+    One that raises is logged. The thread is a daemon: `flush` is what makes sure that all is done.
 
     Args:
         name: what its thread is called.
         linger_s: how long the thread waits for another job before it ends.
     """
 
-    def __init__(self, name: str = "jaxd-send", linger_s: float = 0.0) -> None:
+    def __init__(self, name: str, linger_s: float = 0.0) -> None:
         self._name = name
         self._linger_s = linger_s
         self._waiting: deque[Job] = deque()
@@ -189,6 +193,14 @@ class InOrder:
         if needs_thread:
             self._go_on()
 
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Returns when all that was put before is done; False: not in that time."""
+        if self.is_idle:
+            return True
+        done = threading.Event()
+        self.put(done.set)
+        return done.wait(timeout_s)
+
     def _hand_on(self) -> bool:
         """Puts a thread in charge of what waits; whether that has to be a new one."""
         self._works = True
@@ -210,7 +222,10 @@ class InOrder:
                 if not self._waiting and not self._linger():
                     return
                 job = self._waiting.popleft()
-            job()
+            try:
+                job()
+            except Exception:  # noqa: BLE001  the others have to be done all the same
+                log_event("job_failed", level=logging.ERROR)
             del job  # it may hold large arrays, and this thread may wait
 
     def _linger(self) -> bool:

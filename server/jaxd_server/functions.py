@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.function_manifest import Meaning, parameter_names
 from jaxd_protocol.jit_options import function_key
@@ -28,7 +27,6 @@ __all__ = [
     "permit_all",
 ]
 
-T = TypeVar("T")
 
 Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
 """See `arrivals.receive`."""
@@ -99,11 +97,9 @@ class Functions:
     ) -> None:
         self._open = receiving
         self._permit = permitting
-        self._limit = limit
         self._shelf = shelf
-        self._functions: OrderedDict[bytes, Function] = OrderedDict()
-        self._arrivals: OrderedDict[bytes, Arrival] = OrderedDict()
-        self._lock = threading.Lock()  # guards both tables
+        self._functions = BoundedDict[bytes, Function](limit)
+        self._arrivals = BoundedDict[bytes, Arrival](limit)
         self._flights: SingleFlight[bytes, Function] = SingleFlight()
         self._receiving: SingleFlight[bytes, tuple[bytes, Arrival]] = SingleFlight()
 
@@ -129,27 +125,14 @@ class Functions:
             )
 
     def _known(self, key: bytes, source: FunctionSource) -> Function | None:
-        found = self._find(self._functions, key)
-        return found or self._find(self._functions, _private(key, source.owner))
-
-    def _find(self, table: OrderedDict[bytes, T], name: bytes) -> T | None:
-        with self._lock:
-            found = table.get(name)
-            if found is not None:
-                table.move_to_end(name)
-            return found
-
-    def _keep(self, table: OrderedDict[bytes, T], name: bytes, value: T) -> T:
-        with self._lock:
-            table[name] = value
-            if len(table) > self._limit:
-                table.popitem(last=False)
-        return value
+        found = self._functions.use(key)
+        return found or self._functions.use(_private(key, source.owner))
 
     def _fetch(self, key: bytes, source: FunctionSource) -> Function:
         kept = self._shelf.function(key) if self._shelf else None
         if kept is not None:
-            return self._keep(self._functions, key, self._compared(kept))
+            function = self._functions[key] = self._compared(kept)
+            return function
         return self._ask(key, source)
 
     def _ask(self, key: bytes, source: FunctionSource) -> Function:
@@ -165,7 +148,8 @@ class Functions:
         function.parameters = parameter_names(function.function)
         if arrival.doubt is not None:
             function.key = _private(key, source.owner)
-        return self._keep(self._functions, function.key, function)
+        self._functions[function.key] = function
+        return function
 
     def _compared(self, function: Function) -> Function:
         """With its differences; raises `MissingPackage` before unpacking stumbles over one."""
@@ -189,8 +173,7 @@ class Functions:
             if arrival.doubt is None:
                 function.arrival = arrival
                 return
-            with self._lock:
-                self._functions.pop(function.key, None)
+            self._functions.pop(function.key, None)
             if self._shelf is not None:
                 self._shelf.forget_function(function)
             self._ask(function.key, source)
@@ -199,7 +182,7 @@ class Functions:
     def _arrival(self, described: Described, source: FunctionSource) -> Arrival:
         """The code; asked for once, however many ask, unless it is in doubt."""
         name = described.fingerprint
-        known = self._find(self._arrivals, name)
+        known = self._arrivals.use(name)
         if known is not None:
             return known
         owner, arrival = self._receiving.run(
@@ -211,7 +194,7 @@ class Functions:
 
     def _receive(self, described: Described, source: FunctionSource) -> tuple[bytes, Arrival]:
         fingerprint = described.fingerprint
-        known = self._find(self._arrivals, fingerprint)
+        known = self._arrivals.use(fingerprint)
         if known is not None:  # while this one waited for its turn
             return source.owner, known
         arrival = self._unpack_kept(described)
@@ -222,7 +205,7 @@ class Functions:
             if self._shelf and is_right:
                 self._shelf.keep_code(fingerprint, bytes(data))
         if arrival.doubt is None:
-            self._keep(self._arrivals, fingerprint, arrival)
+            self._arrivals[fingerprint] = arrival
         return source.owner, arrival
 
     def _unpack_kept(self, described: Described) -> Arrival | None:

@@ -22,7 +22,7 @@ from jaxd_protocol.calls import FAILED, is_failure
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.failures import describe_failure
 from jaxd_server.call import Finish, Reply
-from jaxd_server.fair_threads import InOrder
+from jaxd_server.fair_threads import SerialExecutor
 
 __all__ = ["AHEAD", "Lane", "Remembered"]
 
@@ -168,8 +168,8 @@ class Lane:
         self._starts = False  # whether some thread is starting one, or about to
         self._ahead = 0
         self._lock = threading.Lock()  # guards all of the above
-        self._long = InOrder("jaxd-lane", _LINGER_S)
-        self._finishes = InOrder("jaxd-deliver", _LINGER_S)
+        self._long = SerialExecutor("jaxd-lane", _LINGER_S)
+        self._finishes = SerialExecutor("jaxd-deliver", _LINGER_S)
 
     @property
     def is_idle(self) -> bool:

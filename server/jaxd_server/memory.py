@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from jaxd_server.clock import process_timers
+
 __all__ = [
     "MapGauge",
     "Trimmer",
@@ -139,9 +141,7 @@ class Trimmer:
         with self._lock:
             was_due, self._is_due = self._is_due, True
         if not was_due:
-            timer = threading.Timer(self._delay_s, self._trim)
-            timer.daemon = True
-            timer.start()
+            process_timers.after(self._delay_s, self._trim)
 
     def _trim(self) -> None:
         with self._lock:

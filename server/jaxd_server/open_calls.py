@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
+from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.call import Call, Finish, Reply
-from jaxd_server.clock import Alarm, Clock
+from jaxd_server.clock import process_timers
 from jaxd_server.interest import Interest, Phase
 
 __all__ = ["OpenCall", "OpenCalls", "Send", "Terms", "in_lane", "in_phase"]
@@ -28,14 +29,12 @@ class Terms:
     """What holds for the calls of all connections.
 
     Attributes:
-        clock: rings when their time is over.
         max_s: seconds that a call may run; 0: any number.
         gave_up: the reply to a call for which nobody waits any more.
         ended: told of each call that was answered.
     """
 
     gave_up: Callable[[Call], Reply]
-    clock: Clock = field(default_factory=Clock)
     max_s: float = 0.0
     ended: Callable[[Call], None] = lambda call: None
 
@@ -87,10 +86,10 @@ class OpenCall:
         self._over = over
         self._is_done = False
         self._is_answered = False
-        self._alarms: list[Alarm] = []
+        self._timers: list[Timer] = []
         self._lock = threading.Lock()  # guards _is_done and _is_answered
         if call.deadline is not None:
-            self._alarms.append(terms.clock.at(call.deadline, self._too_late))
+            self._timers.append(process_timers.at(call.deadline, self._too_late))
         self.interest.tell(self._given_up)
 
     def begin(self, phase: Phase) -> Reply | None:
@@ -101,7 +100,7 @@ class OpenCall:
         if self.interest.error is not None:
             return self._terms.gave_up(self._call)
         if self._terms.max_s:
-            self._alarms.append(self._terms.clock.after(self._terms.max_s, self._too_long))
+            self._timers.append(process_timers.after(self._terms.max_s, self._too_long))
         return None
 
     def done(self) -> None:
@@ -124,8 +123,8 @@ class OpenCall:
             nbytes = self._nbytes if self._is_done else 0
         self.settle, self.withdraw = _leave, _never  # which may refer to us
         self.interest.end()
-        for alarm in self._alarms:
-            alarm.off()
+        for timer in self._timers:
+            timer.cancel()
         self._terms.ended(self._call)
         send = self._send_now if threading.get_ident() == self.deliverer else self._send
         send(reply, nbytes)
@@ -136,8 +135,8 @@ class OpenCall:
             self._is_answered = self._is_done = True
         self._over()
         self.interest.end()
-        for alarm in self._alarms:
-            alarm.off()
+        for timer in self._timers:
+            timer.cancel()
 
     def answer_in_lane(self, reply: Reply) -> None:
         """As `answer`, of a call on values: the reply may be of the first time that it was sent."""
@@ -168,7 +167,7 @@ class OpenCall:
     def _too_long(self) -> None:
         left_s = self._terms.max_s - self.interest.spent()["running"]
         if left_s > 0:  # it waited, or was built, meanwhile
-            self._alarms.append(self._terms.clock.after(left_s, self._too_long))
+            self._timers.append(process_timers.after(left_s, self._too_long))
             return
         self._is_too_long = True
         self.interest.give_up(

@@ -19,7 +19,7 @@ from jaxd_protocol.failures import describe_failure
 from jaxd_protocol.wire import BulkConnection, Value
 from jaxd_server.budget import Share
 from jaxd_server.call import Reply
-from jaxd_server.fair_threads import InOrder
+from jaxd_server.fair_threads import SerialExecutor
 from jaxd_server.logs import log_event
 
 __all__ = ["MAX_WAITING_EVENTS", "Outbox"]
@@ -47,7 +47,7 @@ class Outbox:
         self._connection = connection
         self._share = share
         self._max_bytes = max_bytes
-        self._waiting = InOrder()
+        self._waiting = SerialExecutor("jaxd-send")
         self._room_for_words = threading.BoundedSemaphore(_MAX_WAITING_WORDS)
         self._is_closed = False
 

@@ -20,7 +20,6 @@ from jaxd_server.budget import Backlog, Budget
 from jaxd_server.build_quota import BuildQuota
 from jaxd_server.builds import Builds
 from jaxd_server.call import Call
-from jaxd_server.clock import Clock
 from jaxd_server.compiler import Compiler
 from jaxd_server.contents import Contents
 from jaxd_server.device_memory import device_bytes_limit, device_use
@@ -126,7 +125,6 @@ class Parts:
         packages = ImportedPackages()
         self._shelf = provisions.shelf(options, packages)
         admission = Admission()
-        clock = Clock()
         has_values = self.values.are_missed
         self._leftovers = Leftovers(admission, options.stop_grace_s, has_values, replace)
         reclaimer = Reclaimer(options.map_share)
@@ -137,7 +135,7 @@ class Parts:
             options.max_executables,
             provisions.limits(options),
             self._is_kept,
-            builds=Builds(clock, options.max_build_s, self._leftovers.add),
+            builds=Builds(options.max_build_s, self._leftovers.add),
         )
         functions = Functions(
             shelf=self._shelf,
@@ -192,7 +190,7 @@ class Parts:
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
-            terms=Terms(self.pipeline.gave_up, clock, options.max_call_s, self._count_ended),
+            terms=Terms(self.pipeline.gave_up, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             max_connections=options.max_connections,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_server.black_box import Entry
 from jaxd_server.logs import log_event
 from jaxd_server.quarantine_file import Sentence
@@ -78,7 +79,7 @@ class Quarantine:
     ) -> None:
         self._clock = clock
         self._kept = kept
-        self._records: dict[bytes, _Record] = {}
+        self._records = BoundedDict[bytes, _Record](_MOST_RECORDS)
         for one in () if kept is None else kept.load():
             ago_s = max(0.0, time.time() - one.at)
             deaths = [clock() - ago_s] * one.deaths
@@ -134,8 +135,6 @@ class Quarantine:
             if not record.is_quarantined:
                 record.deaths = [death for death in record.deaths if death >= since]
                 record.ran_s = record.ran_s if record.noted >= since else 0.0
-        while len(self._records) >= _MOST_RECORDS:
-            del self._records[next(iter(self._records))]
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has functions called again; returns their rows.

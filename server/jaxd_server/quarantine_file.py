@@ -21,6 +21,7 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.fair_threads import SerialExecutor
 from jaxd_server.logs import log_event
 from jaxd_server.store.directory import make_trusted
 
@@ -93,9 +94,9 @@ class QuarantineFile:
         name = f"{socket.gethostname()} {server}".encode()
         self._name = hashlib.blake2b(name, digest_size=8).hexdigest() + ".json"
         self._versions = _versions()
-        self._lock = threading.Lock()  # guards these two
+        self._lock = threading.Lock()  # guards _unwritten
         self._unwritten: str | None = None
-        self._writer: threading.Thread | None = None
+        self._writer = SerialExecutor("jaxd-quarantine")
         self._found = self._read()
 
     def of(self, principal: str = "", home: str = "") -> list[Sentence]:
@@ -125,9 +126,7 @@ class QuarantineFile:
 
     def close(self) -> None:
         """Returns when all is written, or after two seconds."""
-        writer = self._writer
-        if writer is not None:
-            writer.join(_LAST_WORDS_S)
+        self._writer.flush(_LAST_WORDS_S)
 
     # on disk --------------------------------------------------------------------------------------
 
@@ -151,28 +150,17 @@ class QuarantineFile:
             return
         with self._lock:
             self._unwritten = self._text()
-            if self._writer is not None:
-                return
-            self._writer = threading.Thread(
-                target=self._write_all, name="jaxd-quarantine", daemon=True
-            )
-        try:
-            self._writer.start()
-        except RuntimeError as error:  # no thread to be had now: the next one writes this, too
-            self._writer = None
-            log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+        self._writer.put(self._write_newest)
 
-    def _write_all(self) -> None:
-        while True:
-            with self._lock:
-                text, self._unwritten = self._unwritten, None
-                if text is None:
-                    self._writer = None
-                    return
-            try:
-                self._write(text)
-            except (OSError, ConfigurationError) as error:
-                log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+    def _write_newest(self) -> None:
+        with self._lock:
+            text, self._unwritten = self._unwritten, None
+        if text is None:  # it was written with what came after
+            return
+        try:
+            self._write(text)
+        except (OSError, ConfigurationError) as error:
+            log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
 
     def _write(self, text: str) -> None:
         assert self._root is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from jaxd_server.admission import Admission
+from jaxd_server.fair_threads import SerialExecutor
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.progress import Emit
 
@@ -47,7 +48,7 @@ class Renewal:
         self._begun = False
         self._lock = threading.Lock()  # guards _begun
         # Takes some 20 ms, for which the first call need not wait.
-        threading.Thread(target=self._packages.note, name="jaxd-packages", daemon=True).start()
+        SerialExecutor("jaxd-packages").put(self._packages.note)
 
     def look(self, emit: Emit) -> None:
         """Begins to replace the worker when something changed, and tells whose call noticed it.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxd_protocol.errors import ProtocolError
@@ -20,6 +20,7 @@ from jaxd_protocol.statics import Statics
 from jaxd_server import jax_programs
 from jaxd_server.environments import Environments
 from jaxd_server.executable import Executable
+from jaxd_server.fair_threads import SerialExecutor
 from jaxd_server.function import Described, Function
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.jax_placement import are_several, is_known_as_bound, read_program
@@ -45,7 +46,7 @@ class Shelf:
 
     def __init__(self, store: Store, packages: ImportedPackages) -> None:
         self.store = store
-        self._keeper = ThreadPoolExecutor(1, "jaxd-keep")
+        self._keeper = SerialExecutor("jaxd-keep")
         self._environments = Environments(store, packages, self._spoilt)
         self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
         self._troubles = Troubles()
@@ -88,7 +89,7 @@ class Shelf:
 
     def keep_function(self, function: Function) -> None:
         """Has what a key stands for written, soon: its record was not there, or broken."""
-        self._keeper.submit(self._keep_function, function)
+        self._keeper.put(partial(self._keep_function, function))
 
     def _keep_function(self, function: Function) -> None:
         if self.store.has("functions", function.key):
@@ -207,7 +208,7 @@ class Shelf:
         arguments: Arguments,
         executable: Executable,
         obstacle: str | None,
-    ) -> Future[None]:
+    ) -> None:
         """Has an executable written, soon; with an obstacle, only the note that there is one."""
         inputs = len(leaves_of(dynamic(arguments, function.statics)))
         kept = KeptCall(
@@ -225,7 +226,7 @@ class Shelf:
             self._environments.keep(),
             executable.principal,
         )
-        return self._keeper.submit(self._keep, function, name, kept, executable, inputs)
+        self._keeper.put(partial(self._keep, function, name, kept, executable, inputs))
 
     def _keep(
         self, function: Function, name: bytes, kept: KeptCall, executable: Executable, inputs: int
@@ -283,10 +284,10 @@ class Shelf:
 
     def flush(self) -> None:
         """Returns when all that was to be kept is on disk."""
-        self._keeper.submit(lambda: None).result()
+        self._keeper.flush()
         self.store.flush(60.0)
 
     def close(self) -> None:
         """Writes what is to be written, and stops."""
-        self._keeper.shutdown()
+        self._keeper.flush()
         self.store.close()

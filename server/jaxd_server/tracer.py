@@ -20,7 +20,7 @@ from jaxd_protocol.failures import Failure, describe_failure
 from jaxd_protocol.packages import Package
 from jaxd_server import jax_handover, jax_programs, logs
 from jaxd_server.argument import die_with_the_parent
-from jaxd_server.clock import Clock
+from jaxd_server.clock import process_timers
 from jaxd_server.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.fair_threads import FreshThreads
 from jaxd_server.function import Described, Function
@@ -100,7 +100,6 @@ class Tracer:
         self._tally = _Tally()
         self._compiler = Compiler(self._tally, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
-        self._clock = Clock()
         self._told: set[tuple[str, Package]] = set()
         self._telling = threading.Lock()  # guards _told
         prepare_for_user_code()
@@ -165,7 +164,7 @@ class Tracer:
         one = self._tracing.get(number)
         if one is not None:
             one.interrupt()
-            self._clock.after(_AGAIN_S, lambda: self._press(number))
+            process_timers.after(_AGAIN_S, lambda: self._press(number))
 
     def _prepared(self, order: Order) -> tuple[Function, Arguments]:
         """Function and arguments; raises what keeps this process from having the same ones."""

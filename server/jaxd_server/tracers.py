@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_server.builds import present_build
 from jaxd_server.imported_packages import ImportedPackages
 from jaxd_server.logs import log_event
@@ -17,28 +17,10 @@ from jaxd_server.statistics import Counters
 from jaxd_server.tracer_messages import Order, Reply, Side
 from jaxd_server.tracer_process import TracerProcess
 
-__all__ = ["Keys", "Tracers", "asked"]
+__all__ = ["Tracers", "asked"]
 
 _MAX_NOTED: Final = 10_000
 _MAX_FALSE_STARTS: Final = 3
-
-
-class Keys:
-    """The keys of functions that were noted last. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def add(self, key: bytes) -> None:
-        """Notes one more, and forgets the first where there are many."""
-        with self._lock:
-            self._keys[key] = None
-            if len(self._keys) > _MAX_NOTED:
-                self._keys.popitem(last=False)
 
 
 class Tracers:
@@ -57,8 +39,8 @@ class Tracers:
     def __init__(
         self, counters: Counters, packages: ImportedPackages, start: Callable[[], TracerProcess]
     ) -> None:
-        self.refused = Keys()
-        self.deadly = Keys()
+        self.refused = BoundedDict[bytes, None](_MAX_NOTED)
+        self.deadly = BoundedDict[bytes, None](_MAX_NOTED)
         self._counters = counters
         self._packages = packages
         self._start = start
@@ -115,7 +97,7 @@ class Tracers:
 
     def beware(self, key: bytes) -> None:
         """Notes that a function ends the process that traces it."""
-        self.deadly.add(key)
+        self.deadly[key] = None
         self.present()  # for others, who need not wait for it then
 
 

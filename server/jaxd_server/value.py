@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.elsewhere import call_of
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.failures import Failure, ForwardedFailure
@@ -74,7 +75,7 @@ class ValuesOfSession:
         self.principal = principal
         self.ended = False
         self.values: dict[int, Value] = {}
-        self.failures: dict[int, Failure] = {}
+        self.failures = BoundedDict[int, Failure](_MAX_FAILURES)
 
     def get(self, id: int) -> Value:  # noqa: A002
         """The value with that number.
@@ -105,6 +106,4 @@ class ValuesOfSession:
 
     def fail(self, number: int, failure: Failure) -> None:
         """Remembers why a call has made no values, for calls that were to use them."""
-        if len(self.failures) >= _MAX_FAILURES:
-            self.failures.pop(min(list(self.failures)), None)
         self.failures[number] = failure

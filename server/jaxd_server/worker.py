@@ -16,6 +16,7 @@ from jaxd_protocol.addresses import Address
 from jaxd_server import logs
 from jaxd_server.argument import die_with_the_parent, read_argument, show_stacks_when_asked
 from jaxd_server.black_box import BlackBox
+from jaxd_server.clock import process_timers
 from jaxd_server.lines import Tether
 from jaxd_server.logs import log_event
 from jaxd_server.memory import allow_files
@@ -171,9 +172,7 @@ class Worker:
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
         if self._is_stuck:  # others may wait behind what does not end; their clients come again
-            timer = threading.Timer(self._options.drain_timeout_s, self._end_at_once)
-            timer.daemon = True
-            timer.start()
+            process_timers.after(self._options.drain_timeout_s, self._end_at_once)
         for endpoint in self._endpoints:
             endpoint.close()
         self._parts.drain()

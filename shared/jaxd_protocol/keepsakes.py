@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ArgumentError
 
 __all__ = ["Keepsakes", "keep", "promise", "recall"]
@@ -36,7 +36,7 @@ class Keepsakes:
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
-        self._objects: OrderedDict[bytes, Any] = OrderedDict()
+        self._objects = BoundedDict[bytes, Any](limit)
         self._tokens: dict[Hashable, bytes] = {}  # by identity, or by the name of a promise
         self._lock = threading.RLock()  # guards both; dropping an object may run its finalizer
 
@@ -60,10 +60,10 @@ class Keepsakes:
             token = self._tokens.get(name)
             if token is None:
                 token = self._tokens[name] = os.urandom(_TOKEN_BYTES)
-                self._objects[token] = value
-            self._objects.move_to_end(token)
-            if len(self._objects) > self._limit:
-                _, dropped = self._objects.popitem(last=False)
+                dropped = self._objects.put(token, value)
+            else:
+                self._objects.use(token)
+            if dropped is not None:
                 del self._tokens[dropped.name if type(dropped) is _Promise else id(dropped)]
         return token
 

@@ -188,15 +188,6 @@ def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
     assert specs[0].identity is specs[1].identity
 
 
-def test_pinned_signatures_that_are_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are looked at again then."""
-    monkeypatch.setattr("jaxd.identity._MAX_PINNED", 3)
-    found = identities(function(MEMO, M={}))
-    for number in range(10):
-        settled(found, b"%d" % number)
-    assert 0 < len(found.spec(X32).identity.pinned) <= 3
-
-
 @pytest.mark.parametrize(
     ("made", "category"),
     [

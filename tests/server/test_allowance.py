@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server import allowance as module
 from jaxd_server.allowance import Allowance, place_of
 
 
@@ -47,17 +46,6 @@ def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
     """What one has used up the others have."""
     allowance = Allowance(1, 1.0, clock)
     assert [allowance.take(place) for place in "aabb"] == [0, None, 0, None]
-
-
-def test_only_so_many_places_are_remembered(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand addresses take no more memory than that; those heard of last count."""
-    monkeypatch.setattr(module, "_MOST_PLACES", 2)
-    allowance = Allowance(1, 1.0, clock)
-    for place in "abacad":
-        allowance.take(place)
-    assert len(allowance._levels) == 2
-    assert allowance.take("a") is None
-    assert allowance.take("b") == 0
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,12 @@ def test_reasons_reach_back_beyond_a_restart(
     shelf = kitchen.shelf
     assert shelf is not None
     keep = shelf.keep
-    monkeypatch.setattr(shelf, "keep", lambda *args: keep(*args).result())
+
+    def keep_now(*args: Any) -> None:
+        keep(*args)
+        shelf.flush()
+
+    monkeypatch.setattr(shelf, "keep", keep_now)
     kitchen.value(with_rate(0.25), np.zeros(2))
     kitchen.value(with_rate(0.5), np.zeros(3))
     assert [each.text for each in kitchen.pipeline.decisions.recent(9)] == [

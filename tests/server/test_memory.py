@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from jaxd_server import memory as module
+from jaxd_server.clock import process_timers
 from jaxd_server.memory import (
     MapGauge,
     Trimmer,
@@ -162,7 +163,7 @@ def test_memory_is_returned_once_for_all_that_was_freed_meanwhile(
         done.release()
 
     monkeypatch.setattr(module, "trim", note)
-    monkeypatch.setattr(threading, "Timer", lambda _, do: _Started(go_on, do))
+    monkeypatch.setattr(process_timers, "after", lambda _, do: _Started(go_on, do).start())
     trimmer = Trimmer()
     for _ in range(5):
         trimmer.freed()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server import tracers
-from jaxd_server.tracers import Keys
 from tests.server.fake_tracer import FakeTracer, Scene
 from tests.server.in_process import Source
 
@@ -32,12 +30,3 @@ def test_closing_ends_the_tracer_for_good(source: Source) -> None:
     assert scene.tracers[0].state == "closed"
     assert scene.errand(source) is None
     assert len(scene.tracers) == 1
-
-
-def test_not_all_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is forgotten when there are too many."""
-    monkeypatch.setattr(tracers, "_MAX_NOTED", 2)
-    keys = Keys()
-    for key in (b"a", b"b", b"b", b"c"):
-        keys.add(key)
-    assert [key in keys for key in (b"a", b"b", b"c")] == [False, True, True]

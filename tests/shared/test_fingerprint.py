@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from jaxd_protocol import fingerprint
@@ -43,13 +41,3 @@ def test_a_content_id_is_found_once_while_nothing_changes(monkeypatch: pytest.Mo
 def test_a_content_id_is_not_that_of_another_object() -> None:
     """Of one that has the address of one that is gone."""
     assert len({content_id(function(f"return {number}")) for number in range(50)}) == 50
-
-
-def test_content_ids_that_are_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They keep what they are of alive."""
-    kept: dict[int, Any] = {}
-    monkeypatch.setattr(fingerprint, "_ids", kept)
-    monkeypatch.setattr(fingerprint, "_MAX_IDS", 3)
-    made = [function(f"return {number}") for number in range(10)]
-    assert len({content_id(each) for each in made}) == 10
-    assert len(kept) <= 3

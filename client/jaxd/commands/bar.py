@@ -71,7 +71,7 @@ class Bar(Progress):
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
         """A call is over; `advance` says so."""
         with self._lock:
-            self._remember((connection, number))
+            self._finished[connection, number] = None
             self._calls.pop((connection, number), None)
 
     def _show(self, call: Any) -> None:

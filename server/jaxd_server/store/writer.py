@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from jaxd_protocol.base.timers import Timer
+from jaxd_server.clock import process_timers
+from jaxd_server.fair_threads import SerialExecutor
 from jaxd_server.logs import log_event
 from jaxd_server.store.directory import Kind
 from jaxd_server.store.files import Record
@@ -20,6 +23,7 @@ _Key = tuple[Kind, bytes]
 _MOST_WAITING: Final = 10_000
 _MOST_BYTES: Final = 1 << 30
 _PAUSE_S: Final = 60.0
+_LINGER_S: Final = 1.0
 
 
 class NotKept(Exception):
@@ -74,7 +78,7 @@ class _Waiting:
 class Writer:
     """Takes records at once and writes them one after the other. Thread-safe.
 
-    The thread is a daemon: `close` is what makes sure that everything is on disk.
+    `close` is what makes sure that everything is on disk.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Writer:
         pause: Callable[[], None],
         troubles: Troubles,
     ) -> None:
-        """Starts the thread; the first three are called in it.
+        """The first three are called in its thread, `pause` at once.
 
         Args:
             write: writes one record; what it raises is logged, and the record forgotten.
@@ -96,21 +100,20 @@ class Writer:
         self._discard = discard
         self._pause = pause
         self._troubles = troubles
-        # Guards everything below; told when a record comes, when one is done, and at the end.
-        self._changed = threading.Condition()
+        self._queue = SerialExecutor("jaxd-store", _LINGER_S)
+        self._lock = threading.Lock()  # guards everything below
         self._waiting: dict[_Key, _Waiting] = {}
         self._bytes = 0
-        self._busy = False
         self._writing: _Key | None = None
         self._unwanted: _Key | None = None  # dropped while it is written
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="jaxd-store", daemon=True)
-        self._thread.start()
+        self._next_pause: Timer | None = None
+        self._queue.put(self._pause_again)
 
     def put(self, kind: Kind, name: bytes, content: Any, payload: Made) -> None:
         """Has a record written; takes the place of one of that name that still waits."""
         item = _Waiting(content, payload, self._troubles)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             full = len(self._waiting) >= _MOST_WAITING or self._bytes + item.bytes > _MOST_BYTES
@@ -118,9 +121,10 @@ class Writer:
                 self._drop((kind, name))
                 self._waiting[kind, name] = item
                 self._bytes += item.bytes
-                self._changed.notify_all()
         if full:
             self._troubles.warn("cache_too_slow", waiting=len(self._waiting))
+        else:
+            self._queue.put(self._write_next)
 
     def _drop(self, key: _Key) -> None:
         item = self._waiting.pop(key, None)
@@ -129,7 +133,7 @@ class Writer:
 
     def find(self, kind: Kind, name: bytes, *, payload: bool) -> Record | None:
         """The record of that name that waits, if one does; may make its payload."""
-        with self._changed:
+        with self._lock:
             item = self._waiting.get((kind, name))
         if item is None:
             return None
@@ -140,60 +144,58 @@ class Writer:
 
     def names(self, kind: Kind) -> list[bytes]:
         """The names of all records of a kind that wait."""
-        with self._changed:
+        with self._lock:
             return [name for one, name in self._waiting if one == kind]
 
     def drop(self, kind: Kind, name: bytes) -> None:
         """Does not write that record, and removes it when it is being written."""
-        with self._changed:
+        with self._lock:
             self._drop((kind, name))
             if self._writing == (kind, name):
                 self._unwanted = self._writing
 
     def hides(self, kind: Kind, name: bytes) -> bool:
         """Whether a record of that name on disk is one that was dropped, and goes in a moment."""
-        with self._changed:
+        with self._lock:
             return self._unwanted == (kind, name)
 
     def flush(self, timeout_s: float) -> bool:
         """Returns when all that was put is written or given up; False: not in that time."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._waiting and not self._busy, timeout=timeout_s
-            )
+        return self._queue.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """As `flush`; nothing is taken any more."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+            if self._next_pause is not None:
+                self._next_pause.cancel()
+        self._queue.put(self._finish)
+        return self._queue.flush(timeout_s)
 
     # the thread ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._step():
-            pass
-
-    def _step(self) -> bool:
-        """Writes one record, or waits for one; False at the end."""
-        with self._changed:
-            key = next(iter(self._waiting), None)
+    def _write_next(self) -> None:
+        with self._lock:
+            key = self._writing = next(iter(self._waiting), None)
             item = self._waiting[key] if key else None
-            closed = self._closed
-            self._busy = True
-            self._writing = key
-        if key and item:
+        if key and item:  # else it was dropped, or another one of its name was written
             self._guarded(lambda: self._write_one(key, item))
-            return True
+            if not self._waiting:
+                self._guarded(self._pause)
+
+    def _pause_again(self) -> None:
+        """Now, and once a minute."""
         self._guarded(self._pause)
-        with self._changed:
-            self._busy = False
-            self._changed.notify_all()
-            if not closed:
-                self._changed.wait_for(lambda: self._waiting or self._closed, timeout=_PAUSE_S)
-        return not closed
+        with self._lock:
+            if not self._closed:
+                self._next_pause = process_timers.after(
+                    _PAUSE_S, lambda: self._queue.put(self._pause_again)
+                )
+
+    def _finish(self) -> None:
+        while self._waiting:  # what was taken just before the end has no job of its own yet
+            self._write_next()
+        self._guarded(self._pause)
 
     def _write_one(self, key: _Key, item: _Waiting) -> None:
         try:
@@ -201,14 +203,14 @@ class Writer:
             if payload is not None:
                 self._write(*key, item.content, payload)
         finally:
-            with self._changed:
+            with self._lock:
                 self._writing = None
                 if self._waiting.get(key) is item:
                     self._drop(key)
                 unwanted = self._unwanted == key
             if unwanted:
                 self._discard(*key)
-                with self._changed:
+                with self._lock:
                     self._unwanted = None
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection
 from typing import Any
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.facts import (
     Archives,
@@ -40,8 +41,8 @@ __all__ = [
 
 _HERE = Here()
 
-_ids: dict[tuple[int, bytes], tuple[Any, Guards, bytes]] = {}
 _MAX_IDS = 4096
+_ids = BoundedDict[tuple[int, bytes], tuple[Any, Guards, bytes]](_MAX_IDS)
 _DEEP = 10_000
 
 
@@ -121,7 +122,5 @@ def content_id(value: Any) -> bytes:
         return known[2]
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk(value, name, archives=archives)
-    if len(_ids) >= _MAX_IDS:
-        _ids.clear()
     _ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
     return walked.fingerprint.digest

@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import pickle
 import types
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Lock
 from typing import Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.fingerprint.facts import Reach
@@ -183,17 +182,14 @@ def _is_local(value: Any) -> bool:
     return type(value) is types.FunctionType and is_local_function(value)
 
 
-_kept: OrderedDict[bytes, Packed] = OrderedDict()
-_kept_lock = Lock()  # guards _kept
+_kept: Final = BoundedDict[bytes, Packed](_MAX_KEPT)
 
 
 def _packed_once(content: bytes, value: Any) -> Packed:
     """A callable or class, packed once for each content."""
-    with _kept_lock:
-        found = _kept.get(content)
-        if found is not None:
-            _kept.move_to_end(content)
-            return found
+    found = _kept.use(content)
+    if found is not None:
+        return found
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk(value, name, archives=current_archives())
     found = pack_function(value, repr(name), walked.reach)
@@ -203,8 +199,5 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     is_as_found = not walked.guards.complete or fingerprint.unshared  # then its id stays
     if not is_as_found and fingerprint.digest != content:
         raise _Changed(f"{name} was changed while it was packed.")
-    with _kept_lock:
-        _kept[content] = found
-        while len(_kept) > _MAX_KEPT:
-            _kept.popitem(last=False)
+    _kept[content] = found
     return found

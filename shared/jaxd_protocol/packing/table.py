@@ -7,10 +7,12 @@ structures stay equal and nothing is traced again. It is never written to after 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
+
+__all__ = ["ClassId", "Table", "server_table"]
+from jaxd_protocol.base.bounded import BoundedDict
 
 __all__ = ["ClassId", "Table", "server_table"]
 
@@ -70,9 +72,8 @@ class Table:
         self._pending: dict[ClassId, tuple[type, bool]] = {}  # guarded by _making; filled or not
         self._depth = 0
         self._lock = threading.Lock()  # guards the three below
-        self._callables: OrderedDict[bytes, Any] = OrderedDict()
+        self._callables = BoundedDict[bytes, Any](max_callables)
         self._callable_ids: dict[int, bytes] = {}
-        self._max_callables = max_callables
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -138,17 +139,13 @@ class Table:
 
     def _callable(self, content: bytes) -> Any:
         with self._lock:
-            found = self._callables.get(content)
-            if found is not None:
-                self._callables.move_to_end(content)
-            return found
+            return self._callables.use(content)
 
     def _keep(self, content: bytes, value: Any) -> None:
         with self._lock:
-            self._callables[content] = value
+            oldest = self._callables.put(content, value)
             self._callable_ids[id(value)] = content
-            while len(self._callables) > self._max_callables:
-                _, oldest = self._callables.popitem(last=False)
+            if oldest is not None:
                 self._callable_ids.pop(id(oldest), None)
 
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.trees.leaves import (
     INLINE_BYTES,
     SCALARS,
@@ -219,8 +220,6 @@ def _spec_of(leaf: Leaf) -> bytes:
     spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
     if leaf.tag == "K":
         spec = b"K" + dump_literal(leaf.impl) + spec[1:]
-    if len(_specs) >= _MAX_SPECS:
-        _specs.clear()
     _specs[id(leaf)] = leaf, spec
     return spec
 
@@ -232,16 +231,14 @@ def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
     if found is not None and found[0] is leaves:
         return found[1]
     specs = b"".join(map(_spec_of, leaves[first:stop]))
-    if len(_runs) >= _MAX_RUNS:
-        _runs.clear()
     _runs[key] = leaves, specs
     return specs
 
 
 _MAX_SPECS: Final = 1 << 14
-_specs: Final[dict[int, tuple[Leaf, bytes]]] = {}
+_specs: Final = BoundedDict[int, tuple[Leaf, bytes]](_MAX_SPECS)
 _MAX_RUNS: Final = 1 << 8
-_runs: Final[dict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]]] = {}
+_runs: Final = BoundedDict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]](_MAX_RUNS)
 
 TreeEncoder.types = {
     type(None): TreeEncoder._none,

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.trees.leaves import Leaf, Placement, place_leaves
 from jaxd_protocol.trees.reader import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
@@ -28,7 +29,7 @@ class Layout:
     def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
         self.leaves = tuple(leaves)
         self.whole = place_leaves(self.leaves)
-        self._placements: dict[tuple[int, ...], Placement] = {}
+        self._placements = BoundedDict[tuple[int, ...], Placement](_MAX_PLACEMENTS)
         self._build = build
 
     def without(self, absent: tuple[int, ...]) -> Placement:
@@ -37,8 +38,6 @@ class Layout:
             return self.whole
         found = self._placements.get(absent)
         if found is None:
-            if len(self._placements) >= _MAX_PLACEMENTS:
-                self._placements.clear()
             found = self._placements[absent] = place_leaves(self.leaves, frozenset(absent))
         return found
 

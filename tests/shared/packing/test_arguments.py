@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxd
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, packed, unpack
@@ -128,7 +128,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
         return plainly(*given)
 
     monkeypatch.setattr(arguments, "pack_function", pack_function)
-    monkeypatch.setattr(arguments, "_kept", OrderedDict())
+    monkeypatch.setattr(arguments, "_kept", BoundedDict(8))
     return changes
 
 
