@@ -206,7 +206,7 @@ def test_a_function_with_callbacks_runs_flat_but_is_not_kept() -> None:
 
 CONSTANTS = """
 import jax, jax.numpy as jnp, numpy as np
-from jaxd_protocol.calls import Options
+from jaxd_protocol.jit_options import Options
 from jaxd_server.jax_programs import NotSerializable, compile_flat, prepare, program_id, serialize
 assert prepare() == ()
 constant, ones = jnp.arange(1000.0), np.ones(1000, np.float32)  # small ones are in the module
