@@ -27,7 +27,7 @@ from jaxd_protocol.trees.reader import COUNT
 if TYPE_CHECKING:
     from jaxd.lazy import LazyArray
     from jaxd.remote_array import RemoteArray
-    from jaxd_protocol.packing import Packed
+    from jaxd_protocol.packing.packed import Packed
 
 __all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
 
@@ -268,7 +268,7 @@ class ArgumentEncoder(TreeEncoder):
                 self.beside(memoryview(data))
 
     def _pickled(self, value: Any) -> None:
-        from jaxd_protocol.packing import pack_out_of_band
+        from jaxd_protocol.packing.arguments import pack_out_of_band
 
         if self._strict and is_code(value):
             raise ArgumentError(

@@ -135,7 +135,7 @@ class Identity:
             PackingError: when something that it reaches cannot travel.
         """
         from jaxd_protocol.fingerprint.shipping import shipping
-        from jaxd_protocol.packing import pack_function  # a hit needs none of it
+        from jaxd_protocol.packing.packed import pack_function
 
         with self._packing:
             if self._packed is None:

@@ -102,7 +102,7 @@ def packed_shardings(option: str, value: Any) -> bytes:
     if value is None:
         return b""
     from jaxd.jax_side import refuse_no_shardings
-    from jaxd_protocol.packing import pack
+    from jaxd_protocol.packing.arguments import pack
 
     value = tuple(value) if isinstance(value, list) else value  # as jax takes a list here
     refuse_no_shardings(option, value)

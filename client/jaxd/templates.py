@@ -23,7 +23,8 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.nested import BoundFunction
-from jaxd_protocol.packing import Packed, pack
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import Packed
 from jaxd_protocol.trees import dump_literal, is_literal
 from jaxd_protocol.trees.reader import COUNT
 

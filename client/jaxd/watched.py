@@ -13,7 +13,8 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import Guards, walk
 from jaxd_protocol.fingerprint.shipping import current_archives
 from jaxd_protocol.jax_objects.names import kind_of
-from jaxd_protocol.packing import Packed, pack
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import Packed
 
 __all__ = ["Watched", "is_made_in_c", "pack_once", "watch"]
 

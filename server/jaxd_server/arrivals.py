@@ -18,8 +18,8 @@ from jaxd_protocol.fingerprint.facts import Targets
 from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.jit_options import fingerprint_of
-from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.table import ClassId, server_table
+from jaxd_protocol.packing.unpickler import unpack, unpack_function
 from jaxd_server.captured import Captured
 from jaxd_server.references import homes
 

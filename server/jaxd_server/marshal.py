@@ -12,8 +12,8 @@ import numpy as np
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jax_objects.static_leaves import StaticLeaf, close_untraceable
 from jaxd_protocol.jit_options import Options
-from jaxd_protocol.packing import unpack
 from jaxd_protocol.packing.doors import doors
+from jaxd_protocol.packing.unpickler import unpack
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import (
     Layout,

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.keepsakes import keep
-from jaxd_protocol.packing import id_of
+from jaxd_protocol.packing.content_ids import id_of
 from jaxd_protocol.packing.instances import installed_name
 from jaxd_protocol.trees import is_literal
 from jaxd_protocol.trees.references import Reference, mark_of

@@ -101,7 +101,9 @@ def _described(error: BaseException, links: int) -> Failure:
 
 def _own(error: BaseException) -> tuple[Any, ...]:
     """What stands for a type of the user's own, and the attributes that are data."""
-    table = sys.modules.get("jaxd_protocol.packing")  # else no class has arrived in this process
+    table = sys.modules.get(
+        "jaxd_protocol.packing.content_ids"
+    )  # else no class has arrived in this process
     content = table.id_of(type(error)) if table is not None else None
     if content is None:
         return ()

@@ -18,7 +18,7 @@ import pytest
 from jaxd import LazyArray, PRNGKeys
 from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.unpickler import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import parse_skeleton, read_scalar
 from jaxd_protocol.trees.leaves import numpy_leaf

@@ -13,7 +13,7 @@ import pytest
 from jaxd.identity import Identity, Spec
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit_options import Options
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 
 
 def fingerprint(function: Any) -> bytes:

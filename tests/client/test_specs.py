@@ -21,7 +21,7 @@ from jaxd import LazyArray, PRNGKeys
 from jaxd.arguments import encode_arguments
 from jaxd.specs import encode_specs, is_spec
 from jaxd_protocol.errors import ArgumentError, TracerError
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.unpickler import unpack
 from jaxd_protocol.statics import NO_STATICS, Statics
 
 LARGE = np.ones((100, 30), np.float32)

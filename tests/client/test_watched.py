@@ -11,7 +11,7 @@ import pytest
 from jaxd import watched
 from jaxd.watched import is_made_in_c, pack_once, watch
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.unpickler import unpack
 from tests.client.packings import note_packings
 from tests.ids import stable_id
 

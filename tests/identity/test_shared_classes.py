@@ -9,7 +9,8 @@ import pytest
 
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.function_manifest import Meaning
-from jaxd_protocol.packing import pack_function, unpack_function
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 
 
 def helper(x: Any) -> Any:

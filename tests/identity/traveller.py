@@ -39,7 +39,7 @@ def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
     from jaxd_protocol.fingerprint import walk
     from jaxd_protocol.function_manifest import Meaning
-    from jaxd_protocol.packing import pack_function
+    from jaxd_protocol.packing.packed import pack_function
 
     try:
         walked = walk(value, name)
@@ -59,7 +59,7 @@ def receive(packed: dict[str, Any]) -> dict[str, str]:
 def _received(name: str, packed: Any) -> str:
     from jaxd_protocol.fingerprint import walk
     from jaxd_protocol.function_manifest import Meaning
-    from jaxd_protocol.packing import unpack_function
+    from jaxd_protocol.packing.unpickler import unpack_function
 
     if isinstance(packed, str):
         return packed

@@ -23,7 +23,7 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.function_manifest import Meaning, parameter_names
 from jaxd_protocol.handshake import UNIX, greet_server
 from jaxd_protocol.jit_options import Options, function_key
-from jaxd_protocol.packing import Packed, pack_function
+from jaxd_protocol.packing.packed import Packed, pack_function
 from jaxd_protocol.recipes import RecordedCall
 from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
 from jaxd_protocol.trees import Layout

@@ -14,7 +14,7 @@ from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
 from jaxd_protocol.function_manifest import Meaning
 from jaxd_protocol.jit_options import fingerprint_of
-from jaxd_protocol.packing import pack_function
+from jaxd_protocol.packing.packed import pack_function
 from jaxd_protocol.trees.references import mark_of
 from jaxd_server import arrivals
 from jaxd_server.arrivals import Arrival, receive

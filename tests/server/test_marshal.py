@@ -16,7 +16,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
-from jaxd_protocol.packing import pack
+from jaxd_protocol.packing.arguments import pack
 from jaxd_protocol.statics import NO_STATICS, Statics
 from jaxd_protocol.trees import dump_literal
 from jaxd_protocol.trees.reader import COUNT

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.unpickler import unpack
 from jaxd_protocol.recipes import Recipe, RecordedCall, dump_recipes, load_recipes
 from jaxd_protocol.statics import Statics
 from jaxd_protocol.trees import parse_skeleton

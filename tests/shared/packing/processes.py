@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack_function, unpack_function
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -23,7 +24,7 @@ _PACK = """
 import base64, importlib, json, sys
 sys.path.insert(0, "")
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack_function
+from jaxd_protocol.packing.packed import pack_function
 module = importlib.import_module(sys.argv[1])
 packed = {}
 for name in sys.argv[2:]:
@@ -35,7 +36,7 @@ print(json.dumps(packed))
 
 _CALL = """
 import base64, json, sys
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 functions = {
     name: unpack_function(base64.b64decode(data)).function
     for name, data in json.load(sys.stdin).items()

@@ -15,7 +15,10 @@ import jaxd
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.packing import arguments, id_of, pack, pack_out_of_band, packed, unpack
+from jaxd_protocol.packing import arguments, packed
+from jaxd_protocol.packing.arguments import pack, pack_out_of_band
+from jaxd_protocol.packing.content_ids import id_of
+from jaxd_protocol.packing.unpickler import unpack
 from tests.shared.packing.processes import arrive, run, write
 
 optax = pytest.importorskip("optax")
@@ -156,12 +159,12 @@ def test_the_same_callable_of_two_clients_is_one_on_the_server(tmp_path: Path) -
 import base64, json, sys
 sys.path.insert(0, "")
 import mine
-from jaxd_protocol.packing import pack
+from jaxd_protocol.packing.arguments import pack
 print(json.dumps(base64.b64encode(pack([mine.f], "it")).decode()))
 """
     look = """
 import base64, json, sys
-from jaxd_protocol.packing import unpack
+from jaxd_protocol.packing.unpickler import unpack
 first, second = (unpack(base64.b64decode(data)) for data in json.load(sys.stdin))
 print(first[0] is second[0], first[0](1))
 """

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import PackingError, TracerError
-from jaxd_protocol.packing import pack, pack_out_of_band, unpack
+from jaxd_protocol.packing.arguments import pack, pack_out_of_band
+from jaxd_protocol.packing.unpickler import unpack
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxd_protocol.packing import pack, unpack
+from jaxd_protocol.packing.arguments import pack
 from jaxd_protocol.packing.boxes import boxed_dict
+from jaxd_protocol.packing.unpickler import unpack
 from tests.shared.packing.processes import call_there, pack_there, write
 
 SETS = """

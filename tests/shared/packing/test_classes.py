@@ -12,7 +12,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 import pytest
 
 from jaxd_protocol.fingerprint import content_id, walk
-from jaxd_protocol.packing import pack, pack_function, unpack
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 
 REGISTRY: dict[str, int] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from jaxd_protocol.packing import pack, unpack
+from jaxd_protocol.packing.arguments import pack
 from jaxd_protocol.packing.classes import enum_description, enum_state
+from jaxd_protocol.packing.unpickler import unpack
 from tests.shared.packing.processes import arrive
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.packing import doors as module
-from jaxd_protocol.packing import unpack, unpack_function
 from jaxd_protocol.packing.doors import Doors
+from jaxd_protocol.packing.unpickler import unpack, unpack_function
 
 
 def test_doors_are_open_until_they_are_shut() -> None:

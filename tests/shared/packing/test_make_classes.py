@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack, pack_function, unpack, unpack_function
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack, unpack_function
 from tests.shared.packing.processes import arrive, call_there, pack_there, run, write
 
 VERSION = """
@@ -30,7 +32,7 @@ def make():
 
 TWO = """
 import base64, json, sys
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 made = [unpack_function(base64.b64decode(data)).function() for data in json.load(sys.stdin)]
 classes = [type(instance) for instance, _ in made]
 print([classes[0] is cls for cls in classes], [value for _, value in made])

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.packing import pack, unpack
+from jaxd_protocol.packing.arguments import pack
 from jaxd_protocol.packing.misc import DISPATCH, reduce_stream
+from jaxd_protocol.packing.unpickler import unpack
 from tests.ids import stable_id
 from tests.shared.packing.processes import arrive
 

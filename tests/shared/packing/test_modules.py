@@ -14,7 +14,9 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.facts import Reach
-from jaxd_protocol.packing import pack, pack_function, unpack, unpack_function
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack, unpack_function
 from tests.identity.projects import needs
 from tests.shared.packing.processes import arrive, call_there, pack_there, run, write
 
@@ -176,7 +178,7 @@ sys.path.insert(0, "")
 import use
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack_function
+from jaxd_protocol.packing.packed import pack_function
 for name in ("whole", "attribute", "function", "body"):
     function = getattr(use, name)
     try:

@@ -11,7 +11,8 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError, PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack, pack_function
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import pack_function
 from tests.shared.packing.processes import PLAIN, call_there, pack_there, write
 
 MODULE = '''

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.packing import pack, unpack
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.unpickler import unpack
 from tests.identity.projects import needs
 from tests.shared.packing.processes import arrive, call_there, pack_there, write
 

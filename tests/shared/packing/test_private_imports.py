@@ -198,7 +198,7 @@ def test_nothing_enters_sys_modules(packed: dict[str, bytes], tmp_path: Path) ->
     """The server's import system never sees a client's module."""
     program = """
 import base64, json, sys
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 data = json.load(sys.stdin)
 unpack_function(base64.b64decode(data)).function()
 print([name for name in sys.modules if name.partition(".")[0] in ("mine", "use")])
@@ -211,7 +211,7 @@ def test_a_module_that_did_not_come_is_refused(packed: dict[str, bytes], tmp_pat
     """With what to do, instead of importing what the server happens to have."""
     program = """
 import base64, json, sys
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 try:
     unpack_function(base64.b64decode(json.load(sys.stdin))).function()
 except ImportError as error:

@@ -12,7 +12,8 @@ import numpy as np
 from _pytest.assertion import rewrite
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.packing import pack_function, rewritten
+from jaxd_protocol.packing import rewritten
+from jaxd_protocol.packing.packed import pack_function
 from tests.shared.packing.processes import arrive, run
 
 LIMIT = 3
@@ -29,7 +30,7 @@ def doubled(x: int) -> int:
 CALL = """
 import base64, json, sys
 sys.modules["_pytest"] = None
-from jaxd_protocol.packing import unpack_function
+from jaxd_protocol.packing.unpickler import unpack_function
 function = unpack_function(base64.b64decode(json.load(sys.stdin))).function
 print(function(2))
 try:

@@ -11,7 +11,8 @@ from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.there import There
 from jaxd_protocol.fingerprint.world import SALT
-from jaxd_protocol.packing import pack_function, unpack, unpack_function
+from jaxd_protocol.packing.packed import pack_function
+from jaxd_protocol.packing.unpickler import unpack, unpack_function
 
 RATE = 3
 

@@ -30,8 +30,10 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jax_objects.batches import Batched
 from jaxd_protocol.jax_objects.nnx_updates import Updating
 from jaxd_protocol.live import Live
-from jaxd_protocol.packing import pack, pack_function, unpack
+from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.packing.packed import pack_function
 from jaxd_protocol.packing.placeholders import make_placeholder
+from jaxd_protocol.packing.unpickler import unpack
 from jaxd_protocol.pickling import names
 from jaxd_protocol.transformations import transformation, transformed
 
