@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 import jaxd
-from jaxd_protocol.tokens import read_token_file
+from jaxd_protocol.network.tokens import read_token_file
 from tests.live_server import run_client, source_environment
 
 __all__ = [

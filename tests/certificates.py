@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxd_protocol.certificates import client_context, server_context
+from jaxd_protocol.network.certificates import client_context, server_context
 from jaxd_protocol.wire import stream_over
 from jaxd_protocol.wire.stream import BulkStream
 from jaxd_protocol.wire.tls_socket import TlsSocket

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import jaxd
+from tests import house
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
@@ -28,91 +29,41 @@ PACKAGES = {
     "jaxd_protocol": ROOT / "shared" / "jaxd_protocol",
 }
 
-# An import of the left anywhere in the packages on the right is a mistake.
-STRANGERS = {
-    "jaxd": ("jaxd_server", "jaxd_protocol"),
-    "jaxd_server": ("jaxd", "jaxd_protocol"),
-}
-
-# The only files that may import the library, also inside functions. A trailing slash: a folder.
-DOORS = {
-    "rpyc": (
-        "shared/jaxd_protocol/wire/",
-        "client/jaxd/transport.py",
-        "server/jaxd_server/reception.py",
-        "server/jaxd_server/stock.py",  # serves clients that have only rpyc
-    ),
-    "cloudpickle": ("shared/jaxd_protocol/packing/stock.py",),
-}
-
-# The only files that may import jax or jaxlib when they are imported themselves.
+# The folders whose files may import jax or jaxlib when they are imported themselves.
 JAX_AT_IMPORT = (
-    "server/jaxd_server/callback_messages.py",
-    "server/jaxd_server/compiler.py",
-    "server/jaxd_server/device_memory.py",
-    "server/jaxd_server/devices.py",
-    "server/jaxd_server/executables.py",
-    "server/jaxd_server/holdings.py",
-    "server/jaxd_server/jax_callbacks.py",
-    "server/jaxd_server/jax_config.py",
-    "server/jaxd_server/jax_disk_cache.py",
-    "server/jaxd_server/jax_exported.py",
-    "server/jaxd_server/jax_handover.py",
-    "server/jaxd_server/jax_lowered.py",
-    "server/jaxd_server/jax_native_calls.py",
-    "server/jaxd_server/jax_placement.py",
-    "server/jaxd_server/jax_private.py",
-    "server/jaxd_server/jax_programs.py",
-    "server/jaxd_server/marshal.py",
-    "server/jaxd_server/moving.py",
-    "server/jaxd_server/provisions.py",
-    "server/jaxd_server/result_forms.py",
-    "server/jaxd_server/signature.py",
-    "server/jaxd_server/stages.py",
-    "server/jaxd_server/target.py",
-    "server/jaxd_server/tracer.py",
-    "server/jaxd_server/value_desk.py",
+    "server/jaxd_server/codec/",
+    "server/jaxd_server/compilation/",
+    "server/jaxd_server/jax_compat/",
+    "server/jaxd_server/processes/tracer/",
+    "server/jaxd_server/processes/worker/",
+    "server/jaxd_server/rpc/services/",
+    "server/jaxd_server/user_code/",
+    "server/jaxd_server/values/",
 )
 
 # Outside the server, the only files that may import jax inside a function. Everything else on the
 # client's side finds it in sys.modules, where it is only when the user has imported it.
 JAX_INSIDE_FUNCTIONS = (
-    "client/jaxd/demo.py",  # what a user would write
-    "client/jaxd/exporting.py",  # for a server that takes no code, it is traced here
-    "client/jaxd/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
-    "client/jaxd/jax_primitive.py",  # where a tracer of jax has arrived
-    "shared/jaxd_protocol/packing/arrays.py",  # the same
+    "client/jaxd/cli/commands/demo.py",  # what a user would write
+    "client/jaxd/tracing/export.py",  # for a server that takes no code, it is traced here
+    "client/jaxd/tracing/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
+    "client/jaxd/tracing/primitive.py",  # where a tracer of jax has arrived
+    "shared/jaxd_protocol/pickling/arrays.py",  # the same
     "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
     "shared/jaxd_protocol/jit/",  # runs where a function is traced
-    "shared/jaxd_protocol/transformations/",  # runs where a function is traced
 )
 
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
-    "server/jaxd_server/jax_handover.py": "this server's own tracer",
-    "server/jaxd_server/jax_programs.py": "this server: its cache, which nobody else can write",
-    "shared/jaxd_protocol/packing/private_imports.py": "a client that was let in, as source",
-    "shared/jaxd_protocol/packing/unpickler.py": "a client that was let in",
-    "shared/jaxd_protocol/remote_frames.py": "jaxd: one line that raises",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's own tracer",
+    "server/jaxd_server/jax_compat/programs.py": "this server: its cache, which is its own alone",
+    "shared/jaxd_protocol/pickling/unpack/private_modules.py": "an authenticated client: source",
+    "shared/jaxd_protocol/pickling/unpack/unpickler.py": "an authenticated client",
+    "shared/jaxd_protocol/messages/tracebacks.py": "jaxd: one line that raises",
 }
 
 # A fresh process that only says `import jaxd` must not pay for these.
 NOT_LOADED_BY_IMPORT_JAXD = ("jax", "jaxlib", "numpy", "ml_dtypes", "rpyc", "cloudpickle")
-
-# Modules of more than this many lines have a test file of their own ...
-NO_MIRROR_UP_TO_LINES = 30
-# ... or stand here with the reason.
-TESTED_ELSEWHERE = {
-    "client/jaxd/__init__.py": "tests/test_architecture.py looks at every public name",
-    "client/jaxd/nnx_calls.py": "tests/end_to_end/test_nnx.py makes such calls",
-    "server/jaxd_server/build_request.py": "tests/server/test_errand.py has such",
-    "server/jaxd_server/call_desk.py": "tests/server/test_connection.py makes calls of all kinds",
-    "server/jaxd_server/commission.py": "tests/server/test_pipeline.py makes such calls",
-    "server/jaxd_server/moving.py": "tests/end_to_end/test_devices.py has several devices",
-    "server/jaxd_server/plan.py": "tests/server/test_executables.py asks for plans",
-    "shared/jaxd_protocol/trees/reader.py": "tests/shared/trees/test_layout.py reads with it",
-    "server/jaxd_server/workshop.py": "every test of a connection has one",
-}
 
 
 @cache
@@ -155,30 +106,6 @@ def imports(node: ast.AST, *, only_at_import: bool = False) -> Iterator[str]:
 def allowed(path: str, doors: tuple[str, ...]) -> bool:
     """Whether the file is one of the doors or lies in a folder that is one."""
     return any(path == door or (door.endswith("/") and path.startswith(door)) for door in doors)
-
-
-@pytest.mark.parametrize("name", STRANGERS)
-def test_neither_end_imports_the_other_and_the_protocol_imports_neither(name: str) -> None:
-    """Client and server know only the protocol, and the protocol knows nobody."""
-    found = [
-        path
-        for path, tree in sources().items()
-        if package_of(path) in STRANGERS[name]
-        and package_of(path) != name
-        and name in set(imports(tree))
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize("library", DOORS)
-def test_a_library_is_imported_only_by_its_doors(library: str) -> None:
-    """rpyc and cloudpickle can be replaced by changing the files in the table."""
-    found = [
-        path
-        for path, tree in sources().items()
-        if library in set(imports(tree)) and not allowed(path, DOORS[library])
-    ]
-    assert found == []
 
 
 def test_jax_is_imported_at_import_time_only_by_its_doors() -> None:
@@ -228,7 +155,7 @@ def test_bytes_become_objects_only_where_the_table_says() -> None:
 _OPENERS = ("pickle", "marshal", "cloudpickle", "dill", "shelve")
 
 
-@pytest.mark.parametrize("table", [*DOORS.values(), JAX_AT_IMPORT, JAX_INSIDE_FUNCTIONS])
+@pytest.mark.parametrize("table", [JAX_AT_IMPORT, JAX_INSIDE_FUNCTIONS])
 def test_every_door_in_the_tables_exists(table: tuple[str, ...]) -> None:
     """A file that was renamed does not leave an open door behind."""
     assert [door for door in table if not (ROOT / door).exists()] == []
@@ -247,33 +174,9 @@ def test_importing_jaxd_is_light() -> None:
     assert set(NOT_LOADED_BY_IMPORT_JAXD) & set(json.loads(output)) == set()
 
 
-@pytest.mark.parametrize("path", sources())
-def test_every_module_says_what_it_is(path: str) -> None:
-    """Each source file opens with a docstring."""
-    assert ast.get_docstring(sources()[path])
-
-
-@pytest.mark.parametrize("path", sources())
-def test_public_definitions_stand_in_dunder_all(path: str) -> None:
-    """Where a module has `__all__`, it names every public function and class, each once."""
-    body = sources()[path].body
-    listed = _dunder_all(body)
-    if listed is None:
-        return
-    defined = {
-        node.name
-        for node in body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert {name for name in defined if not name.startswith("_")} - set(listed) == set()
-    assert len(listed) == len(set(listed))
-
-
-def _dunder_all(body: list[ast.stmt]) -> list[str] | None:
-    for node in body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return [str(name) for name in ast.literal_eval(node.value)]
-    return None
+def test_the_rules_of_the_house_are_kept() -> None:
+    """Folders, layers, circles, sizes: what `make house` prints and checks."""
+    assert list(house.violations()) == []
 
 
 def test_every_public_name_is_exported() -> None:
@@ -328,25 +231,6 @@ def _gaps(function: Any) -> list[str]:
     if signature.return_annotation is signature.empty:
         gaps.append(f"{function.__qualname__} ->")
     return gaps
-
-
-def test_every_module_has_its_mirror_among_the_tests() -> None:
-    """`client/jaxd/x.py` is tested in `tests/client/test_x.py`, or the table says where."""
-    missing = [
-        path
-        for path in sources()
-        if path not in TESTED_ELSEWHERE
-        and len((ROOT / path).read_text().splitlines()) > NO_MIRROR_UP_TO_LINES
-        and not _has_mirror(path)
-    ]
-    assert missing == []
-    assert [path for path in TESTED_ELSEWHERE if path not in sources()] == []
-
-
-def _has_mirror(path: str) -> bool:
-    file = ROOT / path
-    stem = file.parent.name if file.stem == "__init__" else file.stem.strip("_")
-    return any((ROOT / "tests" / path.partition("/")[0]).rglob(f"test_{stem}*.py"))
 
 
 def test_every_test_says_what_it_shows() -> None:

@@ -10,7 +10,7 @@ from tests.live_server import run_client, source_environment
 
 PROGRAM = """
 import sys, threading, time
-from jaxd_protocol.buffers import allocate
+from jaxd_protocol.base.buffers import allocate
 paused, sleep = [], time.sleep
 time.sleep = paused.append
 threads = [threading.Thread(target=allocate, args=(8,)) for _ in range(2)]

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from benchmarks.answering import answer_requests, each
-from jaxd_server import jax_programs
-from jaxd_server.executable import Executable
-from jaxd_server.programs import Program
-from jaxd_server.result_forms import result_form
+from jaxd_server.codec.results import result_form
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.jax_compat import programs
 
 
 def double(tree: Any) -> Any:
@@ -24,8 +24,8 @@ def double(tree: Any) -> Any:
 def executable_of(argument: Any) -> Executable:
     """The function for that argument, as a server holds it."""
     lowered = jax.jit(double).lower(argument)
-    form = result_form(jax_programs.out_leaves(lowered), lowered.out_tree)
-    return Executable("double", b"", Program(b"", jax_programs.compile_flat(lowered)), form)
+    form = result_form(programs.out_leaves(lowered), lowered.out_tree)
+    return Executable("double", b"", Program(b"", programs.compile_flat(lowered)), form)
 
 
 def _run(call: Callable[[Any], Any], argument: Any) -> None:
@@ -34,7 +34,7 @@ def _run(call: Callable[[Any], Any], argument: Any) -> None:
 
 def main() -> None:
     """Measures until the input closes."""
-    jax_programs.prepare()
+    programs.prepare()
     jitted = jax.jit(double)
     one = np.ones(16, np.float32)
     fifty = {f"k{index}": np.ones(4, np.float32) for index in range(50)}

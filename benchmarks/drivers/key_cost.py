@@ -14,11 +14,11 @@ from typing import Any
 
 import cloudpickle
 
-import jaxd_protocol.packing  # noqa: F401  else the first packing would pay for it
+import jaxd_protocol.pickling  # noqa: F401  else the first packing would pay for it
 from benchmarks.answering import answer_requests, median_seconds
-from jaxd.identity import Identities, Identity
-from jaxd.jax_side import current_config
-from jaxd_protocol.jit_options import Options, fingerprint_of
+from jaxd.interop.jax_runtime import current_config
+from jaxd.request.function_snapshot import Identities, Identity
+from jaxd_protocol.jit.options import Options, fingerprint_of
 
 Function = Callable[..., Any]
 

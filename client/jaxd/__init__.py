@@ -16,16 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd import errors
-from jaxd.arrays_here import PRNGKeys
-from jaxd.decorator import CallOptions, persistent_call
-from jaxd.persistent_function import PersistentFunction
-from jaxd.settings import Settings
+from jaxd.api.decorator import CallOptions, persistent_call
+from jaxd.api.function import PersistentFunction
+from jaxd.connection.settings import Settings
+from jaxd.interop.native import PRNGKeys
 from jaxd_protocol import __version__
-from jaxd_protocol.addresses import Address
+from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
-    from jaxd.batching import BatchedFunction, vmap_auto
-    from jaxd.client import (
+    from jaxd.api.batching import BatchedFunction, vmap_auto
+    from jaxd.api.client import (
         Client,
         connect,
         devices,
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
         statistics,
         wait,
     )
-    from jaxd.counters import Statistics
-    from jaxd.kept_error import last_error
-    from jaxd.lazy import LazyArray
-    from jaxd.remote_array import RemoteArray
-    from jaxd.remote_devices import Device
+    from jaxd.api.server_statistics import Statistics
+    from jaxd.dispatch.devices import Device
+    from jaxd.interop.lazy_array import LazyArray
+    from jaxd.interop.remote_array import RemoteArray
+    from jaxd.tracing.last_error import last_error
 
 __all__ = [
     "Address",
@@ -77,15 +77,15 @@ __all__ = [
 
 
 _LOADED_WHEN_ASKED_FOR: Final = {
-    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "batching"),
-    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "client"),
-    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "client"),
-    **dict.fromkeys(("statistics", "wait"), "client"),
-    "Device": "remote_devices",
-    "LazyArray": "lazy",
-    "RemoteArray": "remote_array",
-    "Statistics": "counters",
-    "last_error": "kept_error",
+    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "api.batching"),
+    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "api.client"),
+    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "api.client"),
+    **dict.fromkeys(("statistics", "wait"), "api.client"),
+    "Device": "dispatch.devices",
+    "LazyArray": "interop.lazy_array",
+    "RemoteArray": "interop.remote_array",
+    "Statistics": "api.server_statistics",
+    "last_error": "tracing.last_error",
 }
 """Public names, each with the module that has it. No module is called as one of the names."""
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from jaxd_protocol.errors import JaxdError
-from jaxd_server import logs
-from jaxd_server.arguments import parse_arguments
-from jaxd_server.host import WORKER_COMMAND, Host
-from jaxd_server.invitation import ready_for_tls
+from jaxd_server.auth.tls_setup import ready_for_tls
+from jaxd_server.config.command_line import parse_arguments
+from jaxd_server.processes.host.host import WORKER_COMMAND, Host
+from jaxd_server.runtime import logs
 
 __all__ = ["main"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxd.transport import ClientConnection
+from jaxd.connection.connection import ClientConnection
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import Answering, Ends, Server
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.origin import Origin
-from jaxd.remote_array import RemoteArray
-from jaxd_protocol.trees import Leaf
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.result_batch import Origin
+from jaxd_protocol.pytree import Leaf
 
 __all__ = ["FakeKeeper", "alone"]
 

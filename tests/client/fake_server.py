@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.handshake import MAGIC, UNIX, finish_greeting, greet_client
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.network.handshake import MAGIC, UNIX, finish_greeting, greet_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 
 __all__ = ["Asked", "FakeServer", "Listener", "failed", "greeted", "warmed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jaxd_protocol.packing.arguments import pack
+from jaxd_protocol.pickling.pack.arguments import pack
 
 if TYPE_CHECKING:
     import pytest

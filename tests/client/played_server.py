@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from jaxd.transport import ClientConnection
+from jaxd.connection.connection import ClientConnection
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 
 __all__ = ["Answering", "Ends", "Server"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxd_protocol.addresses import Address
-from jaxd_server.arguments import parse_arguments
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.config.command_line import parse_arguments
 from tests.docker.engine import ROOT
 
 DOCKER = ROOT / "docker"

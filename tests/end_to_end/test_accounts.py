@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.cli import main
-from jaxd_protocol.accounts import add_account, remove_account, token_files
-from jaxd_protocol.tokens import read_token_file
+from jaxd.cli.__main__ import main
+from jaxd_protocol.network.accounts import add_account, remove_account, token_files
+from jaxd_protocol.network.tokens import read_token_file
 from tests.end_to_end.gates import wait_until
 from tests.live_server import TOKEN, LiveServer
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.warming import recipes_since, start_of_recipes
-from jaxd_protocol.accounts import add_account, remove_account
+from jaxd.dispatch.warm import recipes_since, start_of_recipes
+from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.own_server

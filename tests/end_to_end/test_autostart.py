@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.control_client import ask, stop_and_wait
-from jaxd_protocol.local_server import LocalServerFiles, private_directory
+from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd_protocol.network.local_server import LocalServerFiles, private_directory
 from tests.end_to_end.gates import advice
 from tests.end_to_end.terminals import OnTerminal
 from tests.live_server import source_environment
@@ -42,7 +42,7 @@ def files(runtime: Path) -> Iterator[LocalServerFiles]:
 def command(*arguments: str, env: dict[str, str]) -> str:
     """What `jaxd …` prints; it has to succeed."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli", *arguments],
+        [sys.executable, "-P", "-m", "jaxd.cli.__main__", *arguments],
         env=env,
         capture_output=True,
         text=True,

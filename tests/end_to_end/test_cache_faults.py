@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect
-from jaxd_server.store.files import read_header
+from jaxd_server.cache.record_file import read_header
 from tests.end_to_end.counting import BUILT, LOADED, WARM, costs, records, warnings_of
 from tests.end_to_end.damage import DAMAGE, cut, flip, gone, zeros
 from tests.end_to_end.steps import SHARED, Steps, X, kill

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from jaxd import Client, errors
-from jaxd_protocol.calls import FAILED
-from jaxd_protocol.function_manifest import Meaning
-from jaxd_protocol.trees import dump_literal
-from jaxd_protocol.trees.leaves import spec_bytes
-from jaxd_protocol.trees.reader import COUNT
-from jaxd_protocol.trees.references import mark_of
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.decoder import COUNT
+from jaxd_protocol.pytree.leaves import spec_bytes
+from jaxd_protocol.pytree.references import mark_of
 from tests.client.fake_server import Asked, FakeServer
 
 pytestmark = pytest.mark.own_server

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 import jaxd
-from jaxd import connect, connecting, errors
-from jaxd.connecting import probe
-from jaxd.settings import Settings
-from jaxd_protocol import tcp_owners
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.peers import this_end
-from jaxd_server.listeners import listening_on
+from jaxd import connect, errors
+from jaxd.connection import connect as connecting
+from jaxd.connection.connect import probe
+from jaxd.connection.settings import Settings
+from jaxd_protocol.network import tcp_owners
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.versions import this_end
+from jaxd_server.auth.listeners import listening_on
 from tests.end_to_end.squatter import Squatter
 from tests.end_to_end.test_trust import refused
 from tests.live_server import TOKEN, LiveServer
@@ -93,7 +94,9 @@ def test_who_relays_tcp_is_found_out(live: LiveServer, uid: int | None) -> None:
 def test_the_server_finds_out_who_relays_as_well(live: LiveServer) -> None:
     """Although the client trusts whoever stands in between."""
     if os.getuid() != 0:
-        pytest.skip("only root can be somebody else; tests/server/test_doorman.py has the rest")
+        pytest.skip(
+            "only root can be somebody else; tests/server/auth/test_authenticator.py has the rest"
+        )
     with (
         refused(live, f"is user {SOMEBODY}"),
         Squatter(("127.0.0.1", 0), SOMEBODY, target=port_of(live.tcp)) as squatter,

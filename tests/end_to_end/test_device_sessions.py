@@ -95,7 +95,9 @@ print(float(doubled.on(after[2])(y)[0]), "jax" in sys.modules)
         "",
         ["[5]", "8 cpu cpu 1", "4.0 False"],
     )
-    done = eight.run("import sys; from jaxd.cli import main; sys.exit(main(['devices', '--json']))")
+    done = eight.run(
+        "import sys; from jaxd.cli.__main__ import main; sys.exit(main(['devices', '--json']))"
+    )
     rows = json.loads(done.stdout)["devices"]
     assert [row["index"] for row in rows] == list(range(8))
     assert all(row["bytes_limit"] > 0 and row["sessions"] >= 0 for row in rows)

@@ -19,11 +19,12 @@ import pytest
 from rpyc.utils.factory import unix_connect
 
 import jaxd
-from jaxd import Client, connect, errors, exporting
-from jaxd.exporting import Exported
-from jaxd_protocol.calls import OK
-from jaxd_protocol.jit_options import Options
-from jaxd_protocol.trees import dump_literal
+from jaxd import Client, connect, errors
+from jaxd.tracing import export as exporting
+from jaxd.tracing.export import Exported
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.pytree import dump_literal
 from tests.client.fake_server import FakeServer
 from tests.end_to_end.gates import wait_until
 from tests.exported_programs import rewritten

@@ -123,6 +123,6 @@ def test_without_unix_sockets_there_is_no_local_server(live: LiveServer) -> None
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["--help"]])
 def test_the_commands_fail_in_words(live: LiveServer, command: list[str]) -> None:
     """No traceback, whatever is missing."""
-    program = f"from jaxd.cli import main\nraise SystemExit(main({command!r}))"
+    program = f"from jaxd.cli.__main__ import main\nraise SystemExit(main({command!r}))"
     run: Any = live.run(PRELUDE + program)
     assert "Traceback" not in run.stderr

@@ -252,7 +252,7 @@ def _visit(how: str, folder: Path, environment: dict[str, str], rows: Sequence[E
     modules = ["jax", "jax.numpy"]
     modules += [name for name in ("optax", "absl.flags") if find_spec(name.split(".")[0])]
     if how == "server":
-        modules += ["jaxd_protocol.packing", "jaxd.identity"]
+        modules += ["jaxd_protocol.pickling", "jaxd.request.function_snapshot"]
     places = [
         {
             "folder": str(folder / str(number)),

@@ -28,15 +28,16 @@ import pytest
 from rpyc.core import brine, consts
 from rpyc.utils.factory import unix_connect
 
-from jaxd import Client, connect, errors, losses
-from jaxd.compression import Compression
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.buffers import deflate
-from jaxd_protocol.calls import FAILED, OK
+from jaxd import Client, connect, errors
+from jaxd.dispatch import retry
+from jaxd.transfer.compression import Compression
+from jaxd_protocol.base.buffers import deflate
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.handshake import UNIX, greet_server
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import UNIX, greet_server
 from tests.client.fake_server import Asked, FakeServer
-from tests.client.test_results import instance, literal, named, registered
+from tests.client.results.test_reader import instance, literal, named, registered
 from tests.live_server import TOKEN, LiveServer
 from tests.shared.wire.test_connection import FORGED, message
 
@@ -301,7 +302,7 @@ def test_compressed_arrays_of_a_client_do_not_go_off(
     small = memoryview(deflate(array.data))
     monkeypatch.setattr(Compression, "packed", lambda self, data: small)
     monkeypatch.setenv("JAXD_COMPRESS", "1")
-    monkeypatch.setattr(losses, "_LONGEST_S", 0.1)  # nobody comes again
+    monkeypatch.setattr(retry, "_LONGEST_S", 0.1)  # nobody comes again
     server = start_live("--budget-bytes", "256M")
 
     def send(count: int) -> int | JaxdError:

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.identity import Identity, Spec
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.handshake import UNIX, greet_server
-from jaxd_protocol.jit_options import Options
+from jaxd.request.function_snapshot import Identity, Spec
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import UNIX, greet_server
 from jaxd_protocol.wire.connection import encode_request
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.live_server import LiveServer

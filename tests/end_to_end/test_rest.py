@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jaxd
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.local_server import control_path
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
 from tests.live_server import LiveServer
 from tests.server.host_process import ask
 

@@ -18,7 +18,7 @@ START = """
 import sys, json
 import jax, jax.numpy as jnp, numpy as np
 from jaxd import persistent_call, statistics, errors
-from jaxd.results import RemoteObject
+from jaxd.results.reader import RemoteObject
 x, y = np.ones((4, 3), np.float32), np.zeros((4, 1), np.float32)
 facts, before = {}, statistics().traces
 def finish():

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jaxd import connect, errors
-from jaxd.settings import Settings
-from jaxd_protocol.accounts import add_account, remove_account
+from jaxd.connection.settings import Settings
+from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.live_server import TOKEN, LiveServer
 
 pytestmark = pytest.mark.own_server
@@ -73,7 +73,7 @@ def commands(live: LiveServer, token: str) -> Iterator[str]:
         ("token", "--list"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "jaxd.cli", *words],
+            [sys.executable, "-m", "jaxd.cli.__main__", *words],
             env=live.environment | {"JAXD_TOKEN": token},
             capture_output=True,
             text=True,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.addresses import Address
+from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.throttle import MBIT, Throttle
 from tests.live_server import TOKEN, LiveServer, live_server
@@ -212,7 +212,7 @@ def test_over_a_slow_link_arrays_of_jax_are_sent_once(slow: Callable[[], Client]
     total, count = client.persistent_call(lambda x: x.sum()), Counting(client)
     x = jnp.arange(SIZE, dtype=jnp.float32) % 5
     moved = [count.sent(lambda: total(x)) for _ in range(2)]
-    with patch("jaxd.contents.content_id", side_effect=AssertionError):
+    with patch("jaxd.transfer.content_cache.content_id", side_effect=AssertionError):
         moved.append(count.sent(lambda: total(x)))
     assert float(total(x)) == float(x.sum())
     assert moved[0] > MIB
@@ -281,7 +281,7 @@ def test_beside_the_server_nothing_is_hashed(live: LiveServer) -> None:
     for where in (live.unix, live.tcp):
         with connect(where, token=TOKEN) as client:
             total = client.persistent_call(lambda x: x.sum())
-            with patch("jaxd.contents.content_id", side_effect=AssertionError):
+            with patch("jaxd.transfer.content_cache.content_id", side_effect=AssertionError):
                 assert [float(total(x)) for _ in range(3)] == [SIZE] * 3
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect
-from jaxd_server.jax_config import configured
+from jaxd_server.jax_compat.config import configured
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 

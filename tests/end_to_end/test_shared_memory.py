@@ -23,9 +23,9 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
-from jaxd.blocks import Pool, shared_pool
-from jaxd.routes import Routes
-from jaxd_protocol import memory_files
+from jaxd.transfer.routing import Routes
+from jaxd.transfer.shared_memory import Pool, shared_pool
+from jaxd_protocol.base import shared_memory
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.live_server import LiveServer
 from tests.server.in_process import Shop
@@ -329,7 +329,7 @@ def assert_right_over_the_socket(client: Client) -> None:
 
 def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything goes over the socket."""
-    monkeypatch.setattr(memory_files, "available", lambda: False)
+    monkeypatch.setattr(shared_memory, "available", lambda: False)
     client = connect(shop.unix)
     client.caller.session.routes = Routes(Pool(1 << 30))
     assert_right_over_the_socket(client)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd import connect, errors, submission
-from jaxd.spare_data import SpareRoom
-from jaxd_protocol.packages import changed_since_first_seen
+from jaxd import connect, errors
+from jaxd.dispatch import async_call
+from jaxd.dispatch.retry_copy import SpareRoom
+from jaxd_protocol.packages.packages import changed_since_first_seen
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, TOKEN, LiveServer
@@ -128,7 +129,7 @@ def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
     server: LiveServer, site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of its arrays may have overwritten them since."""
-    monkeypatch.setattr(submission, "_spare_room", SpareRoom(100))
+    monkeypatch.setattr(async_call, "_spare_room", SpareRoom(100))
     with connect(server.tcp, token=TOKEN) as client:
         client.persistent_call(scaled)(1.0)
         upgrade(site)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd_protocol.addresses import Address
+from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.terminals import OnTerminal
 from tests.end_to_end.throttle import MBIT, Throttle

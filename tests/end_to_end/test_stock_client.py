@@ -13,7 +13,7 @@ import rpyc
 from rpyc.utils.factory import unix_connect
 
 from jaxd import Client
-from jaxd_protocol.addresses import Address
+from jaxd_protocol.network.addresses import Address
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.own_server  # they know no TLS and no token

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd import connect, errors
-from jaxd_protocol.addresses import Address
+from jaxd_protocol.network.addresses import Address
 from tests.live_server import TOKEN, LiveServer
 
 

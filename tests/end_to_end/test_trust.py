@@ -18,10 +18,10 @@ import cloudpickle
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd_protocol import handshake
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.certificates import client_context
-from jaxd_protocol.peers import Peer, this_end
+from jaxd_protocol.network import handshake
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.certificates import client_context
+from jaxd_protocol.network.versions import Peer, this_end
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice, wait_until
 from tests.live_server import TOKEN, LiveServer, live_server, source_environment
@@ -296,7 +296,7 @@ def test_another_version(
     """Refused by the server before it asks for anything, in words that say what to start."""
     other = make()
     hint = "3.99" if other.python == (3, 99) else "same jaxd"
-    monkeypatch.setattr("jaxd_protocol.handshake.this_end", lambda versions: other)
+    monkeypatch.setattr("jaxd_protocol.network.handshake.this_end", lambda versions: other)
     with (
         refused(served, hint),
         dial(served.unix if scheme == "unix" else served.tcp) as sock,

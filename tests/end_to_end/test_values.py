@@ -26,7 +26,7 @@ from jaxd.errors import (
     ValueDeleted,
     ValuesFull,
 )
-from jaxd.flights import AHEAD
+from jaxd.remote_values.pipeline import AHEAD
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.server.in_process import Shop
 

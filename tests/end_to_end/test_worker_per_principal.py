@@ -26,8 +26,8 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd import Client, connect, errors
-from jaxd.control_client import ask
-from jaxd_protocol.accounts import add_account, remove_account
+from jaxd.connection.control_client import ask
+from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.test_trust import CLIENTS, says, silent_crowd
 from tests.live_server import ROOT, LiveServer, source_environment
@@ -196,7 +196,7 @@ def test_what_is_kept_on_disk_is_apart(house: House) -> None:
 def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> None:
     """On the control socket, and with `jaxd status`."""
     text = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli", "status"],
+        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status"],
         env=house.server.environment,
         capture_output=True,
         text=True,

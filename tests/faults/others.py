@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from jaxd import Client, connect
-from jaxd.control_client import ask
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.local_server import control_path
+from jaxd.connection.control_client import ask
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import in_thread, wait_until
 from tests.levels import Levels
 from tests.live_server import LiveServer

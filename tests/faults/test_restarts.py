@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.control_client import ask, ask_patiently
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.local_server import control_path
+from jaxd.connection.control_client import ask, ask_patiently
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.live_server import LiveServer
 

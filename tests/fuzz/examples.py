@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.function_manifest import Meaning
-from tests.shared.trees import samples
+from jaxd_protocol.messages.function_manifest import Meaning
+from tests.shared.pytree import samples
 
 __all__ = ["MEANING", "RESULT", "SKELETON"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from jaxd_protocol.trees import dump_literal
+from jaxd_protocol.pytree import dump_literal
 from tests.hostile.drawing import NUMBERS, PATHS, Drawn, Draws
 from tests.hostile.inventory import REACHING
 from tests.hostile.trees import COUNT, Tree, Trees

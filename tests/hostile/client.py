@@ -17,16 +17,16 @@ from typing import Any, Final
 import numpy as np
 
 import jaxd
-from jaxd.connecting import open_connection
-from jaxd.settings import Settings
-from jaxd.transport import ClientConnection
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.elsewhere import Row, Stay, pack_ids, pack_rows
+from jaxd.connection.connect import open_connection
+from jaxd.connection.connection import ClientConnection
+from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import DeadlineExceeded, JaxdError
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.function_manifest import Meaning
-from jaxd_protocol.jit_options import Options, fingerprint_of, function_key
-from jaxd_protocol.trees import dump_literal
+from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
+from jaxd_protocol.messages.data_locations import Row, Stay, pack_ids, pack_rows
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.pytree import dump_literal
 from tests.hostile.generation import Generator
 
 __all__ = ["VERBS", "HostileClient"]

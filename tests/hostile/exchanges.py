@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxd_protocol.trees import dump_literal, load_literal
+from jaxd_protocol.pytree import dump_literal, load_literal
 
 __all__ = ["Exchange", "Step", "read_exchange"]
 

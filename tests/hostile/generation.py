@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd_protocol import errors
-from jaxd_protocol.calls import FAILED, OK
-from jaxd_protocol.elsewhere import pack_numbers
-from jaxd_protocol.trees import dump_literal
-from jaxd_protocol.trees.leaves import Leaf
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import pack_numbers
+from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.leaves import Leaf
 from tests.hostile.aims import AimWriter
 from tests.hostile.drawing import NUMBERS, PATHS, Drawn, Draws
 from tests.hostile.exchanges import Exchange, Step

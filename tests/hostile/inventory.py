@@ -154,7 +154,7 @@ def _is_node(cls: type) -> bool:
     jax = sys.modules.get("jax")
     if jax is None:
         return cls.__module__ in ("builtins", "collections")
-    from jaxd.jax_nodes import is_registered
+    from jaxd.interop.jax_registry import is_registered
 
     try:
         return is_registered(cls)
@@ -180,9 +180,9 @@ def _methods() -> list[list[str]]:
 def objects_of(function: Any) -> dict[str, Any]:
     """What a server knows of a persistent function that it has the code of."""
     from jaxd_protocol.fingerprint import content_id
-    from jaxd_protocol.trees.references import mark_of
+    from jaxd_protocol.pytree.references import mark_of
 
-    identity = function._identities.spec({}).identity
+    identity = function.binding.snapshots.spec({}).identity
     reach = identity._walked.reach
     objects, live = reach.numbered, getattr(reach, "live", ())
     classes = []

@@ -23,7 +23,7 @@ def _loaded(module: str, name: str) -> Any:
 
 def _results() -> None:
     """A result may hold an instance of any loaded class, and anything that has a name."""
-    from jaxd import own_objects
+    from jaxd.results import local_objects
 
     def node(self: Any, module: str, name: str) -> Any:
         found = _loaded(module, name)
@@ -31,9 +31,9 @@ def _results() -> None:
 
     def brought(self: Any, module: str, name: str) -> Any:
         found = _loaded(module, name)
-        return own_objects._missing if found is None else found
+        return local_objects._missing if found is None else found
 
-    changed: Any = own_objects.OwnObjects
+    changed: Any = local_objects.OwnObjects
     changed._node = node
     changed._brought = brought
     changed._sent_or_data = lambda self, found: found
@@ -71,7 +71,7 @@ class _Finder:
 
 def _aims() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
-    from jaxd.callbacks import Callbacks
+    from jaxd.events.callbacks import Callbacks
 
     before: Any = Callbacks._aimed
 
@@ -90,9 +90,9 @@ def _aims() -> None:
 
 def _warnings() -> None:
     """The file that a server's warning names is opened here."""
-    from jaxd import hearing
+    from jaxd.events import output
 
-    changed: Any = hearing
+    changed: Any = output
     changed.shown_file = lambda file: file
 
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final
 
-from jaxd_protocol.calls import OK
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from jaxd_protocol.wire.connection import encode_reply, encode_request
 from tests.client.fake_server import Listener, greeted

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxd_protocol.calls import OK
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.trees import parse_skeleton
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.pytree import parse_skeleton
 from tests.hostile.exchanges import Exchange, Step, read_exchange
 from tests.hostile.generation import Generator
 from tests.hostile.inventory import inventory
@@ -156,7 +156,11 @@ def test_a_secret_in_an_answer_is_found(run: ServerRun) -> None:
 
 def test_finds_of_one_place_are_one_kind() -> None:
     """Whatever the library below did."""
-    stack = ("numpy/a.py:3 f", "client/jaxd/callbacks.py:76 _call", "client/jaxd/questions.py:1 x")
+    stack = (
+        "numpy/a.py:3 f",
+        "client/jaxd/events/callbacks.py:76 _call",
+        "client/jaxd/connection/server_requests.py:1 x",
+    )
     finds = [Find("open", args, stack, None, 0) for args in ("a", "b")]
     assert len({kind_of(each) for each in finds}) == 1
     assert hole_of(finds[0]) == "C2"

@@ -1,4 +1,4 @@
-"""Trees by the grammar of `jaxd_protocol.trees.reader`, with what is loaded in the victim."""
+"""Trees by the grammar of `jaxd_protocol.pytree.decoder`, with what is loaded in the victim."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from jaxd_protocol.trees import dump_literal
-from jaxd_protocol.trees.leaves import Leaf, place_leaves, spec_bytes
+from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.leaves import Leaf, place_leaves, spec_bytes
 from tests.hostile.drawing import DTYPES, PATHS, Drawn, Draws
 
 __all__ = ["COUNT", "Tree", "Trees", "leaf_bytes"]

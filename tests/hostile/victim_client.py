@@ -196,7 +196,7 @@ class Victim:
         return self.client.caller.session.ask(verb)
 
     def recipes(self, name: str) -> Any:
-        from jaxd.warming import recipes_since
+        from jaxd.dispatch.warm import recipes_since
 
         return recipes_since(self.client.caller, "")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.function_manifest import Meaning
-from jaxd_protocol.packing.packed import pack_function
-from jaxd_protocol.packing.unpickler import unpack_function
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.pickling.pack.functions import pack_function
+from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
 
 def helper(x: Any) -> Any:

@@ -38,8 +38,8 @@ def pack(job: dict[str, Any]) -> dict[str, Any]:
 def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.function_manifest import Meaning
-    from jaxd_protocol.packing.packed import pack_function
+    from jaxd_protocol.messages.function_manifest import Meaning
+    from jaxd_protocol.pickling.pack.functions import pack_function
 
     try:
         walked = walk(value, name)
@@ -58,8 +58,8 @@ def receive(packed: dict[str, Any]) -> dict[str, str]:
 
 def _received(name: str, packed: Any) -> str:
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.function_manifest import Meaning
-    from jaxd_protocol.packing.unpickler import unpack_function
+    from jaxd_protocol.messages.function_manifest import Meaning
+    from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
     if isinstance(packed, str):
         return packed
@@ -109,7 +109,7 @@ def main(what: str, luggage: str) -> None:
     order = json.load(sys.stdin)
     for name in order["preload"]:
         importlib.import_module(name)
-    importlib.import_module("jaxd_protocol.packing")
+    importlib.import_module("jaxd_protocol.pickling")
     if what == "pack":
         packed = [in_a_child(partial(pack, job)) for job in order["jobs"]]
         Path(luggage).write_bytes(pickle.dumps(packed))

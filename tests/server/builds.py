@@ -6,16 +6,16 @@ import hashlib
 import weakref
 from typing import Any
 
-from jaxd.arguments import encode_arguments
-from jaxd_protocol.fingerprint.facts import Part
-from jaxd_protocol.function_manifest import Description
-from jaxd_protocol.jit_options import Options, function_key
-from jaxd_protocol.statics import NO_STATICS, Statics
-from jaxd_server.executable import Costs, Executable
-from jaxd_server.ledger import Built
-from jaxd_server.making import Made
-from jaxd_server.programs import Program
-from jaxd_server.result_forms import ResultForm
+from jaxd.request.arguments import encode_arguments
+from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.jit.options import Options, function_key
+from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.codec.results import ResultForm
+from jaxd_server.compilation.builder import Made
+from jaxd_server.compilation.compiling.executable import Costs, Executable
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.history.ledger import Built
 
 PARAMETERS = ("x", "steps")
 

@@ -6,20 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_server.builds import present_build
-from jaxd_server.errand import Errand
-from jaxd_server.functions import Functions
-from jaxd_server.imported_packages import ImportedPackages
-from jaxd_server.marshal import parse_arguments, read_leaves
-from jaxd_server.progress import Emit
-from jaxd_server.statistics import Counters
-from jaxd_server.tracer_messages import (
-    Order,
-    Refused,
-    Reply,
-    Side,
-)
-from jaxd_server.tracing import TraceIn, Tracing
+from jaxd_server.codec.arguments import parse_arguments, read_leaves
+from jaxd_server.compilation.compiling.builds import present_build
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.remote_trace.job import Errand
+from jaxd_server.compilation.remote_trace.messages import Order, Refused, Reply, Side
+from jaxd_server.compilation.remote_trace.policy import TraceIn, Tracing
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.server.in_process import Source, prepare_once, request_of
 
 X = np.ones(3, np.float32)

@@ -25,7 +25,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jaxd_server.argument import read_argument
+from jaxd_server.runtime.child_process import read_argument
 
 _LOOK_S = 0.02
 
@@ -103,8 +103,10 @@ class FakeWorker:
         return None
 
     def on_handed_over(self, line: socket.socket, principal: str) -> None:
-        from jaxd_protocol.handshake import finish_greeting  # most fake workers start without
-        from jaxd_server.handover import Usher
+        from jaxd_protocol.network.handshake import (
+            finish_greeting,  # most fake workers start without
+        )
+        from jaxd_server.auth.handover import Usher
 
         line.setblocking(True)
         admitted = Usher(principal).admit(line)

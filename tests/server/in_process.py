@@ -14,42 +14,42 @@ from typing import Any, NamedTuple
 import rpyc
 
 from jaxd import Client, connect
-from jaxd.arguments import encode_arguments
-from jaxd.results import ResultReader, ResultsAs
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.calls import FAILED, MAY_REPEAT
-from jaxd_protocol.failures import rebuild_failure
+from jaxd.request.arguments import encode_arguments
+from jaxd.results.reader import ResultReader, ResultsAs
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.function_manifest import Meaning, parameter_names
-from jaxd_protocol.handshake import UNIX, greet_server
-from jaxd_protocol.jit_options import Options, function_key
-from jaxd_protocol.packing.packed import Packed, pack_function
-from jaxd_protocol.recipes import RecordedCall
-from jaxd_protocol.statics import NO_STATICS, Statics, statics_of
-from jaxd_protocol.trees import Layout
+from jaxd_protocol.jit.options import Options, function_key
+from jaxd_protocol.jit.static_args import NO_STATICS, Statics, statics_of
+from jaxd_protocol.messages.calls import FAILED, MAY_REPEAT
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.function_manifest import Meaning, parameter_names
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import UNIX, greet_server
+from jaxd_protocol.pickling.pack.functions import Packed, pack_function
+from jaxd_protocol.pytree import Layout
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
-from jaxd_server import jax_programs
-from jaxd_server.admission import Admission
-from jaxd_server.arrivals import Arrival
-from jaxd_server.build_request import BuildRequest
-from jaxd_server.call import Call, Reply
-from jaxd_server.compiler import Compiler
-from jaxd_server.endpoint import Endpoint
-from jaxd_server.executables import Executables
-from jaxd_server.function import Described, Function
-from jaxd_server.functions import Functions
-from jaxd_server.imported_packages import ImportedPackages
-from jaxd_server.making import Maker
-from jaxd_server.marshal import Arguments
-from jaxd_server.options import ServerOptions
-from jaxd_server.parts import Parts
-from jaxd_server.pipeline import Pipeline
-from jaxd_server.progress import OutputOnce
-from jaxd_server.reclaimer import Reclaimer
-from jaxd_server.shelf import Shelf
-from jaxd_server.shortage import Shortage
-from jaxd_server.statistics import Counters
-from jaxd_server.store import open_store
+from jaxd_server.cache import open_store
+from jaxd_server.codec.arguments import Arguments
+from jaxd_server.compilation.builder import Maker
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.compiler import Compiler
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.compilation.functions.receive import Arrival
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.execution.admission import Admission
+from jaxd_server.execution.call import Call, Reply
+from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.jax_compat import programs
+from jaxd_server.processes.worker.wiring import Parts
+from jaxd_server.rpc.endpoint import Endpoint
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import OutputOnce
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.reclaimer import Reclaimer
 
 PLAIN = Options()
 
@@ -139,7 +139,7 @@ def shelf_in(folder: str) -> Shelf:
     return Shelf(store, ImportedPackages())
 
 
-prepare_once = functools.cache(jax_programs.prepare)
+prepare_once = functools.cache(programs.prepare)
 """As a worker does at its start."""
 
 

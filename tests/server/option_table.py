@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import SUPPRESS
 from dataclasses import fields
 
-from jaxd_server.options import ServerOptions, Words, words_of
+from jaxd_server.config.options import ServerOptions, Words, words_of
 from tests.live_server import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"

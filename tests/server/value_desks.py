@@ -8,23 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.arguments import ArgumentEncoder, encode_arguments
-from jaxd.origin import rows_of
-from jaxd.remote_array import RemoteArray
-from jaxd_protocol.calls import FAILED
-from jaxd_protocol.elsewhere import EVERYTHING, Row, Stay, first_id, pack_ids, pack_rows
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.result_batch import rows_of
+from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.failures import rebuild_failure
-from jaxd_protocol.statics import statics_of
-from jaxd_protocol.trees import Leaf, TreeEncoder, parse_skeleton
-from jaxd_protocol.trees.leaves import numpy_leaf
-from jaxd_server.call import Call
-from jaxd_server.holdings import Holdings
-from jaxd_server.reclaimer import Reclaimer
-from jaxd_server.shortage import Shortage
-from jaxd_server.value import ValuesOfSession
-from jaxd_server.value_desk import ValueDesk
-from jaxd_server.values import Values
+from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.data_locations import (
+    EVERYTHING,
+    Row,
+    Stay,
+    first_id,
+    pack_ids,
+    pack_rows,
+)
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.pytree import Leaf, TreeEncoder, parse_skeleton
+from jaxd_protocol.pytree.leaves import numpy_leaf
+from jaxd_server.execution.call import Call
+from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.rpc.services.values import ValueDesk
+from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.values.references import Holdings
+from jaxd_server.values.store import Values
+from jaxd_server.values.value import ValuesOfSession
 from tests.client.fake_keeper import alone
 from tests.server.in_process import Source
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from jaxd.control_client import ask_patiently
-from jaxd_protocol.addresses import Address
-from jaxd_protocol.local_server import control_path
-from jaxd_server.argument import ask_for_stacks
+from jaxd.connection.control_client import ask_patiently
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
+from jaxd_server.runtime.child_process import ask_for_stacks
 from tests.end_to_end.counting import records
 from tests.end_to_end.damage import DAMAGE
 from tests.faults.proxy import Proxy

@@ -8,7 +8,7 @@ from typing import Any, assert_type
 
 import jaxd
 from jaxd import Client, persistent_call
-from jaxd.warming import Verdict, Warmed
+from jaxd.dispatch.warm import Verdict, Warmed
 
 
 @persistent_call

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxd.caller import Caller
-from jaxd.encoded import CallSettings, Encoded
-from jaxd.identity import Identities
-from jaxd.jax_side import current_config
-from jaxd.results import ResultsAs
-from jaxd_protocol.jit_options import Options
+from jaxd.dispatch.caller import Caller
+from jaxd.interop.jax_runtime import current_config
+from jaxd.request.call_request import CallSettings, Encoded
+from jaxd.request.function_snapshot import Identities
+from jaxd.results.reader import ResultsAs
+from jaxd_protocol.jit.options import Options
 
 
 class FunctionBinding(NamedTuple):
@@ -71,7 +71,7 @@ class FunctionBinding(NamedTuple):
         spec = self.snapshots.spec(config)
         _, form, timeout_s, strict = self.settings
         if caller.session.accepts != "code" and caller.takes_programs_only(timeout_s):
-            from jaxd.exporting import exported_call  # imports jax, and few servers ask for it
+            from jaxd.tracing.export import exported_call  # imports jax, and few servers ask for it
 
             made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)
             return caller.encode(*made, {}, timeout_s, results or form, strict)

@@ -9,7 +9,9 @@ from typing import Any
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.facts import (
+from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.model import (
     Archives,
     Entry,
     Fingerprint,
@@ -19,10 +21,8 @@ from jaxd_protocol.fingerprint.facts import (
     Reach,
     Unshared,
 )
-from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.shipping import current_archives
+from jaxd_protocol.fingerprint.process_view import Here, World
 from jaxd_protocol.fingerprint.walk import Walk, Walked
-from jaxd_protocol.fingerprint.world import Here, World
 
 __all__ = [
     "Entry",
@@ -96,7 +96,7 @@ def walk(
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
     """
-    from jaxd_protocol.fingerprint.kinds import HANDLERS  # when the first walk begins
+    from jaxd_protocol.fingerprint.dispatch import HANDLERS  # when the first walk begins
 
     try:
         with _deep_recursion:

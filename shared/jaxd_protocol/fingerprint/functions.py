@@ -9,11 +9,13 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import archived, attributes, environment, imports, modules, reading
-from jaxd_protocol.fingerprint.bytecode import CodeFacts, facts_of
-from jaxd_protocol.fingerprint.pristine import home_of, place_of, refuse_patched_function
+from jaxd_protocol.fingerprint.access import attributes, follow, imports
+from jaxd_protocol.fingerprint.archives import members
+from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.unpatched import home_of, place_of, refuse_patched_function
+from jaxd_protocol.fingerprint.values import environment, modules
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.importable import importable_name
+from jaxd_protocol.packages.importable import importable_name
 
 __all__ = [
     "code_digest",
@@ -64,11 +66,11 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts)
-    archived.emit_hints(walk, function)
-    if archived.emit_home(walk, function):
+    members.emit_hints(walk, function)
+    if members.emit_home(walk, function):
         return
     for read in facts.reads:
-        reading.emit_global(walk, function, read)
+        follow.emit_global(walk, function, read)
     for statement in facts.imports:
         imports.emit_import(walk, function.__globals__, statement, facts)
 

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.facts import (
+from jaxd_protocol.fingerprint.canonical import ATOMS, DIGEST_SIZE, atom, digest, tag
+from jaxd_protocol.fingerprint.guards import Guards
+from jaxd_protocol.fingerprint.model import (
     Archives,
     Fingerprint,
     Listed,
@@ -23,10 +25,8 @@ from jaxd_protocol.fingerprint.facts import (
     Steps,
     Unshared,
 )
-from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.tokens import ATOMS, DIGEST_SIZE, atom, digest, tag
-from jaxd_protocol.fingerprint.world import World
-from jaxd_protocol.packages import Package, import_root
+from jaxd_protocol.fingerprint.process_view import World
+from jaxd_protocol.packages.packages import Package, import_root
 
 __all__ = ["MAX_PARTS", "CyclicClasses", "Handlers", "Walk", "Walked", "shown"]
 
@@ -281,7 +281,7 @@ class Walk:
         self._stream += b"!%d;" % number
 
     def _stays(self, value: Any, owner: int) -> None:
-        from jaxd_protocol.live import Live
+        from jaxd_protocol.fingerprint.client_object import Live
 
         self._stream += b"?%d;" % owner
         self.reach.stand_ins[id(value)] = Live(owner, listed=True)
@@ -318,7 +318,7 @@ class Walk:
         ]
         if not self.reach.live:
             return
-        from jaxd_protocol.live import Live
+        from jaxd_protocol.fingerprint.client_object import Live
 
         counted = self._numbers.keys() | self._stepped
         for number, value in enumerate(self.reach.live):

@@ -5,11 +5,11 @@ than Python's own class machinery. None of it imports jax where jax is not loade
 from the functions that make an object again, which run where one arrives.
 """
 
-from jaxd_protocol.jax_objects.anatomy import Anatomy, take_apart
 from jaxd_protocol.jax_objects.arrays import ArrayContent, array_content
 from jaxd_protocol.jax_objects.classes import build_class
 from jaxd_protocol.jax_objects.names import found_name
-from jaxd_protocol.jax_objects.reducing import reduce_jax
+from jaxd_protocol.jax_objects.parts import Anatomy, take_apart
+from jaxd_protocol.jax_objects.reducers import reduce_jax
 from jaxd_protocol.jax_objects.registrations import (
     GENERATED_ATTRIBUTES,
     Registration,

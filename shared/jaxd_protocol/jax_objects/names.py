@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxd_protocol.importable import importable_name, name_within
-from jaxd_protocol.installed import is_local_module
+from jaxd_protocol.packages.importable import importable_name, name_within
+from jaxd_protocol.packages.installed import is_local_module
 
 __all__ = ["JAX_TYPES", "attribute", "found_name", "is_of_jax", "kind_of"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from jaxd_protocol.jax_objects.library_registrations import (
+from jaxd_protocol.jax_objects.libraries import (
     library_of,
     state_dict_of,
     tell_library,

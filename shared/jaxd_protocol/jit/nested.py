@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxd_protocol.jit_options import Options
-from jaxd_protocol.nested import JitOptions, PlainInside
-from jaxd_protocol.statics import Statics, statics_of
+from jaxd_protocol.fingerprint.function_wrapper import JitOptions, PlainInside
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import Statics, statics_of
 
 
 def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.importable import find_object
+from jaxd_protocol.packages.importable import find_object
 
 HERE: Final = __name__
 
@@ -20,13 +20,13 @@ def _same(*names: str) -> dict[str, str]:
 
 
 _MODULES: Final = {
-    "jaxd.lazy": {"lazy_array": "_restore"},
-    "jaxd_protocol.fingerprint.facts": _same("Source"),
-    "jaxd_protocol.importable": _same("find_object"),
-    "jaxd_protocol.jax_objects.batches": _same("Batched"),
-    "jaxd_protocol.jax_objects.jits": {"jax_jit": "jit_again"},
-    "jaxd_protocol.jax_objects.nnx_updates": _same("Updating"),
-    "jaxd_protocol.jax_objects.reducing": {
+    "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
+    "jaxd_protocol.fingerprint.model": _same("Source"),
+    "jaxd_protocol.packages.importable": _same("find_object"),
+    "jaxd_protocol.jit.batching": _same("Batched"),
+    "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "jit_again"},
+    "jaxd_protocol.jit.nnx_updates": _same("Updating"),
+    "jaxd_protocol.jax_objects.reducers": {
         "empty_jax_object": "_empty",
         "fill_jax_object": "_set_attributes",
         "jax_device": "_device_here",
@@ -35,22 +35,25 @@ _MODULES: Final = {
         "none": "_none",
     },
     "jaxd_protocol.jax_objects.registrations": _same("Registration"),
-    "jaxd_protocol.keepsakes": {"kept_object": "recall"},
-    "jaxd_protocol.live": _same("Live"),
+    "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "recall"},
+    "jaxd_protocol.fingerprint.client_object": _same("Live"),
     "jaxd_protocol.jit.nested": _same("nested"),
-    "jaxd_protocol.packing.archives": _same("add_archive", "find_archived"),
-    "jaxd_protocol.packing.arrays": {
+    "jaxd_protocol.pickling.unpack.archives": _same("add_archive", "find_archived"),
+    "jaxd_protocol.pickling.arrays": {
         "fill_object_array": "_fill_objects",
         **_same("make_array", "make_jax_array", "make_object_array", "make_scalar"),
     },
-    "jaxd_protocol.packing.make_classes": {
+    "jaxd_protocol.pickling.unpack.classes": {
         "fill_part": "set_attributes",
         **_same("fill_class", "fill_enum", "make_class", "make_enum", "make_part"),
     },
-    "jaxd_protocol.packing.overlays": {"patched_module": "overlay", **_same("installed_module")},
-    "jaxd_protocol.packing.placeholders": _same("make_placeholder"),
-    "jaxd_protocol.packing.private_imports": {"blob": "make_blob", **_same("add_sources")},
-    "jaxd_protocol.packing.rebuild": _same(
+    "jaxd_protocol.pickling.unpack.patched_modules": {
+        "patched_module": "overlay",
+        **_same("installed_module"),
+    },
+    "jaxd_protocol.pickling.unpack.placeholders": _same("make_placeholder"),
+    "jaxd_protocol.pickling.unpack.private_modules": {"blob": "make_blob", **_same("add_sources")},
+    "jaxd_protocol.pickling.unpack.rebuild": _same(
         *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
         *("fill_function", "fill_instance", "fill_later", "fill_module", "fill_set"),
         *("make_cached", "make_cell", "make_code", "make_context_variable", "make_event"),
@@ -58,9 +61,9 @@ _MODULES: Final = {
         *("make_module", "make_reference", "make_type_variable", "make_view", "namespace_of"),
         *("same", "standard_stream"),
     ),
-    "jaxd_protocol.packing.rewritten": {"pytest_asserts": ""},
-    "jaxd_protocol.packing.unpickler": _same("interned", "interned_class"),
-    "jaxd_protocol.transformations.transformed": _same("Transformed"),
+    "jaxd_protocol.pickling.unpack.pytest_asserts": {"pytest_asserts": ""},
+    "jaxd_protocol.pickling.unpack.unpickler": _same("interned", "interned_class"),
+    "jaxd_protocol.jit.transforms.apply": _same("Transformed"),
 }
 """For each module as it is called now: names in packed bytes, and what they are there.
 

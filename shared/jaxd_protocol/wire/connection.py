@@ -22,10 +22,10 @@ from rpyc.core.channel import Channel
 from rpyc.core.protocol import Connection
 
 from jaxd_protocol.errors import ProtocolError, RemoteError
+from jaxd_protocol.wire.frame_reader import FrameReader
+from jaxd_protocol.wire.frame_writer import FrameWriter
 from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
-from jaxd_protocol.wire.reading import FrameReader
 from jaxd_protocol.wire.stream import BulkStream
-from jaxd_protocol.wire.writing import FrameWriter
 
 __all__ = ["BulkChannel", "BulkConnection", "Value", "encode_reply", "encode_request"]
 

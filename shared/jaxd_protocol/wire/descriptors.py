@@ -1,7 +1,7 @@
 """Open files that travel beside messages over a Unix socket, received without losing any.
 
-As with the bytes (see `jaxd_protocol.wire.reading`), an interrupt may come anywhere: what a system
-call has received is stored by C code, before any signal can be handled.
+As with the bytes (see `jaxd_protocol.wire.frame_reader`), an interrupt may come anywhere: what a
+system call has received is stored by C code, before any signal can be handled.
 """
 
 from __future__ import annotations

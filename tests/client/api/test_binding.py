@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxd.api.binding import FunctionBinding
-from jaxd.encoded import CallSettings
-from jaxd.identity import Identities
-from jaxd.jax_side import current_config
-from jaxd_protocol.jit_options import Options
+from jaxd.interop.jax_runtime import current_config
+from jaxd.request.call_request import CallSettings
+from jaxd.request.function_snapshot import Identities
+from jaxd_protocol.jit.options import Options
 
 
 def double(x: Any) -> Any:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.results import ResultReader
-from jaxd_protocol.elsewhere import (
+from jaxd.results.reader import ResultReader
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.messages.data_locations import (
     PACKED,
     VALUE,
     Row,
@@ -19,12 +21,10 @@ from jaxd_protocol.elsewhere import (
     unpack_numbers,
     unpack_rows,
 )
-from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.trees import parse_skeleton
-from jaxd_protocol.trees.forms import argument_forms
+from jaxd_protocol.pytree import parse_skeleton
 from tests.fuzz.examples import RESULT
 from tests.fuzz.target import Target
-from tests.shared.trees import samples
+from tests.shared.pytree import samples
 
 __all__ = ["ARGUMENTS"]
 

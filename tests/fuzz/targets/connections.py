@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any
 from unittest.mock import Mock
 
-from jaxd_protocol import handshake
-from jaxd_protocol.accounts import Account
-from jaxd_protocol.buffers import deflate, inflate
-from jaxd_protocol.certificates import client_context, server_context
+from jaxd_protocol.base.buffers import deflate, inflate
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.peers import this_end
+from jaxd_protocol.network import handshake
+from jaxd_protocol.network.accounts import Account
+from jaxd_protocol.network.certificates import client_context, server_context
+from jaxd_protocol.network.versions import this_end
+from jaxd_protocol.wire.frame_reader import FrameReader
 from jaxd_protocol.wire.frames import Frame
-from jaxd_protocol.wire.reading import FrameReader
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.certificates import authority
 from tests.fuzz.target import Target

@@ -14,18 +14,18 @@ from functools import cache
 from typing import Any
 from unittest.mock import Mock, patch
 
-from jaxd_protocol import handshake
-from jaxd_protocol.elsewhere import VALUE, Row, Stay, pack_ids, pack_rows
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.failures import describe_failure
-from jaxd_protocol.jit_options import Options
-from jaxd_server.control import _reply
-from jaxd_server.lines import messages
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.data_locations import VALUE, Row, Stay, pack_ids, pack_rows
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.network import handshake
+from jaxd_server.processes.host.control_socket import _reply
+from jaxd_server.runtime.json_lines import messages
 from tests.fuzz.examples import RESULT, SKELETON
 from tests.fuzz.target import Target
 from tests.fuzz.targets.connections import frame
 from tests.fuzz.targets.files import folder
-from tests.shared.trees import samples
+from tests.shared.pytree import samples
 
 __all__ = ["ENDS", "close"]
 

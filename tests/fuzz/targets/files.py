@@ -13,15 +13,15 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from jaxd import lockfile
-from jaxd.settings import Settings
-from jaxd_protocol import tokens
-from jaxd_protocol.addresses import Address
+from jaxd.cli import lockfile
+from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.trees import dump_literal
-from jaxd_server.kept_calls import KeptCall
-from jaxd_server.result_forms import ResultForm
-from jaxd_server.store.files import Broken, encode, read_file, read_header
+from jaxd_protocol.network import tokens
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.pytree import dump_literal
+from jaxd_server.cache.record_file import Broken, encode, read_file, read_header
+from jaxd_server.codec.results import ResultForm
+from jaxd_server.compilation.disk_cache.records import KeptCall
 from tests.fuzz.examples import MEANING, SKELETON
 from tests.fuzz.target import Target
 

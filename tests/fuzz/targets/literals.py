@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.aims import Table
+from jaxd.events.callbacks import Table
 from jaxd_protocol.errors import Busy
-from jaxd_protocol.failures import describe_failure, rebuild_failure
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.function_manifest import Description, Meaning
-from jaxd_protocol.jit_options import Options
-from jaxd_protocol.recipes import load_recipes
-from jaxd_protocol.trees import dump_literal, load_literal
-from jaxd_protocol.trees.references import load_reference
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.failures import describe_failure, rebuild_failure
+from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.recipes import load_recipes
+from jaxd_protocol.pytree import dump_literal, load_literal
+from jaxd_protocol.pytree.references import load_reference
 from tests.fuzz.examples import MEANING, SKELETON
 from tests.fuzz.target import Target
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-if "JAXD_HOSTILE_FOLDER" in os.environ and "jaxd_server.worker" in sys.orig_argv:
+if "JAXD_HOSTILE_FOLDER" in os.environ and "jaxd_server.processes.worker.worker" in sys.orig_argv:
     sys.path.append(os.environ["JAXD_HOSTILE_ROOT"])
     from tests.hostile.victim_server import watch
 

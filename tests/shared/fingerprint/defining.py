@@ -8,7 +8,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import Walked, World, walk
-from jaxd_protocol.fingerprint.bytecode import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
 
 __all__ = [
     "code_of",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.bytecode import facts_of
+from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.functions import code_digest
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
 

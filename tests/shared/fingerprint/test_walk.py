@@ -11,11 +11,11 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint import walk as package_walk
-from jaxd_protocol.fingerprint.facts import Part
-from jaxd_protocol.fingerprint.kinds import HANDLERS
-from jaxd_protocol.fingerprint.there import There
+from jaxd_protocol.fingerprint.client_view import There
+from jaxd_protocol.fingerprint.dispatch import HANDLERS
+from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.fingerprint.process_view import SALT, Here
 from jaxd_protocol.fingerprint.walk import MAX_PARTS, Walk, shown
-from jaxd_protocol.fingerprint.world import SALT, Here
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
 
 LIST = [1]

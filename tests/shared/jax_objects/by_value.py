@@ -18,9 +18,9 @@ from typing import Any
 
 import cloudpickle
 
-from jaxd_protocol.importable import find_object, importable_name
-from jaxd_protocol.installed import is_local_module
 from jaxd_protocol.jax_objects import build_class, class_registration, finish_class, reduce_jax
+from jaxd_protocol.packages.importable import find_object, importable_name
+from jaxd_protocol.packages.installed import is_local_module
 
 ROOT = Path(__file__).resolve().parents[3]
 _EARLY = ("__slots__", "__module__", "__qualname__")

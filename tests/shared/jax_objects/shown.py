@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.importable import importable_name
 from jaxd_protocol.jax_objects import array_content, take_apart
+from jaxd_protocol.packages.importable import importable_name
 
 
 def digest(value: Any) -> str:

@@ -23,19 +23,19 @@ import numpy as np
 import pytest
 
 import jaxd
-from jaxd.lazy import LazyArray
-from jaxd.own_objects import RemoteObject
+from jaxd.interop.lazy_array import LazyArray
+from jaxd.results.local_objects import RemoteObject
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.jax_objects.batches import Batched
-from jaxd_protocol.jax_objects.nnx_updates import Updating
-from jaxd_protocol.live import Live
-from jaxd_protocol.packing.arguments import pack
-from jaxd_protocol.packing.packed import pack_function
-from jaxd_protocol.packing.placeholders import make_placeholder
-from jaxd_protocol.packing.unpickler import unpack
+from jaxd_protocol.fingerprint.client_object import Live
+from jaxd_protocol.jit.batching import Batched
+from jaxd_protocol.jit.nnx_updates import Updating
+from jaxd_protocol.jit.transforms import transformation, transformed
 from jaxd_protocol.pickling import names
-from jaxd_protocol.transformations import transformation, transformed
+from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.pack.functions import pack_function
+from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
+from jaxd_protocol.pickling.unpack.unpickler import unpack
 
 OURS = re.compile(r"(jaxd|jaxd_protocol|jaxd_server)(\.\w+)+")
 

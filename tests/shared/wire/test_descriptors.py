@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, reading, stream
+from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, frame_reader, stream
 from jaxd_protocol.wire import frames as frames_module
 from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
+from jaxd_protocol.wire.frame_reader import FrameReader
 from jaxd_protocol.wire.frames import MAX_DESCRIPTORS, Frame
-from jaxd_protocol.wire.reading import FrameReader
 from tests.shared.wire.by_hand import (
     count_open,
     file_of,
@@ -112,7 +112,7 @@ def test_descriptors_come_with_their_message_however_its_bytes_arrive(
     step: int,
 ) -> None:
     """In the order in which they were sent, and only with the message that they were sent with."""
-    monkeypatch.setattr(reading, "_READ_AHEAD", read_ahead)
+    monkeypatch.setattr(frame_reader, "_READ_AHEAD", read_ahead)
     ours, theirs = pair
     with open_files(7) as numbers:
         sent = send_all(theirs.sock, MIXED, numbers)
@@ -129,7 +129,7 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
     monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Before each 131st opcode once; none stays open either."""
-    monkeypatch.setattr(reading, "_READ_AHEAD", 64)
+    monkeypatch.setattr(frame_reader, "_READ_AHEAD", 64)
     messages = [MIXED[n] for n in (1, 2, 5)]
     with open_files(4) as numbers:
         before = count_open()
@@ -143,7 +143,7 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
                     LIMIT,
                     arrivals=ours.arrivals,
                 )
-                with Interrupt(n, reading, frames_module, stream, descriptors) as interrupt:
+                with Interrupt(n, frame_reader, frames_module, stream, descriptors) as interrupt:
                     frames = list(read_all(reader))
                 assert list(map(seen, frames)) == sent, n
             del ours, theirs, reader, receive, frames

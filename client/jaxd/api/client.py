@@ -1,0 +1,306 @@
+"""`jaxd.Client`: one server, by name, for those who want more than the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
+
+from jaxd.api import put_get
+from jaxd.api.decorator import CallOptions, persistent_call
+from jaxd.api.function import PersistentFunction
+from jaxd.api.server_statistics import Statistics
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import Caller, default_caller
+from jaxd.dispatch.devices import Device, ask_devices, device_index
+from jaxd.interop.remote_array import RemoteArray, by_handle
+from jaxd.transfer import shared_arrays
+from jaxd.transfer.shared_memory import shared_pool
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.network.addresses import Address
+
+__all__ = [
+    "Client",
+    "connect",
+    "devices",
+    "empty",
+    "forget",
+    "get",
+    "named",
+    "pickle_by_handle",
+    "put",
+    "shared_copy",
+    "statistics",
+    "wait",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Client:
+    """One server, as seen from this process. Thread-safe; made by `jaxd.connect`.
+
+    Use it as a context manager, or call `close`.
+
+    Attributes:
+        caller: what makes the calls.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    @overload
+    def persistent_call(
+        self, function: Callable[P, R], /, **options: Unpack[CallOptions]
+    ) -> PersistentFunction[P, R]: ...
+    @overload
+    def persistent_call(
+        self, function: None = None, /, **options: Unpack[CallOptions]
+    ) -> Callable[[Callable[P, R]], PersistentFunction[P, R]]: ...
+
+    def persistent_call(
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[CallOptions]
+    ) -> Any:
+        """As `jaxd.persistent_call`, bound to this client's server."""
+        options["client"] = self
+        return persistent_call(function, **options)
+
+    def statistics(self) -> Statistics:
+        """The server's counters, as they are now.
+
+        Raises:
+            NoServer: when it cannot be reached.
+        """
+        return Statistics.from_report(self.caller.session.ask("statistics"))
+
+    def info(self) -> dict[str, Any]:
+        """What the server is: versions, devices, limits, and how this client reaches it.
+
+        Raises:
+            NoServer: when it cannot be reached.
+        """
+        session = self.caller.session
+        server = session.ask("info")
+        return {**server, "address": str(session.address), "session": session.id}
+
+    def devices(self) -> tuple[Device, ...]:
+        """As `jaxd.devices`, of this client's server."""
+        return ask_devices(self.caller.session.ask)
+
+    def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+        """As `jaxd.put`, on this client's server."""
+        return put_get.put(self.caller, tree, name, ttl_s)
+
+    def named(self, name: str) -> Any:
+        """As `jaxd.named`, of this client's server."""
+        return put_get.find_named(self.caller, name)
+
+    def forget(self, name: str) -> bool:
+        """As `jaxd.forget`, on this client's server."""
+        return put_get.forget_named(self.caller, name)
+
+    def get(self, tree: Any) -> Any:
+        """As `jaxd.get`."""
+        return put_get.bring_home(tree)
+
+    def close(self) -> None:
+        """Ends the connection; calls that are open fail with `Cancelled`.
+
+        The client may be used again: it then connects anew.
+        """
+        self.caller.session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        session = self.caller.session
+        where = session.address or session.settings.server or "the local server"
+        return f"<jaxd.Client of {where}, {'' if session.connected else 'not '}connected>"
+
+
+def connect(
+    server: str | Address | None = None,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    token: str | None = None,
+    device: SupportsIndex | None = None,
+) -> Client:
+    """A client of its own, connected at once.
+
+    Args:
+        server: `unix:///path`, `tcp://host:port`, `tls://host:port#sha256=…` or
+            `ssh://user@host`; by default the server that a persistent function would use.
+        host: a TCP host instead of `server`.
+        port: a TCP port instead of `server`.
+        token: what a server over TCP or TLS asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        device: the server's device that its calls run on, by index; else `JAXD_DEVICE`, else the
+            server chooses.
+
+    Returns:
+        The client; use it as a context manager or call its `close`.
+
+    Raises:
+        NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
+        Busy: when it has no room for a minute.
+        AuthenticationFailed, VersionMismatch: when the handshake fails.
+        ConfigurationError: when the server has no such device.
+    """
+    settings = _with_server(Settings.resolve(server, host, port, token))
+    if device is not None:
+        settings = settings.replaced(device=device_index(device))
+    client = Client(Caller(settings))
+    client.caller.session.connection()
+    return client
+
+
+def statistics() -> Statistics:
+    """The counters of the server that a persistent function would use.
+
+    Raises:
+        NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
+    """
+    return Client(default_caller(_with_server(Settings.resolve()))).statistics()
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices of the server that a persistent function would use, in jax's order.
+
+    With `JAXD_INLINE=1` those of this process.
+
+    Raises:
+        NoServer: when there is no server, or with `JAXD_INLINE=1` no jax.
+    """
+    settings = Settings.resolve()
+    if settings.inline:
+        from jaxd.tracing.inline import devices_here
+
+        return devices_here()
+    return Client(default_caller(settings)).devices()
+
+
+def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
+    """The tree with its arrays and numbers on the server, as `RemoteArray`s.
+
+    They live as long as this process holds them. dtypes become what `jax.device_put` makes of them.
+
+    Args:
+        tree: arrays and numbers in dicts, lists and tuples; any pytree where jax is imported.
+        name: also keep them on the server under this name, for every process of this user.
+        ttl_s: seconds until the name is forgotten; by default it lives as long as the server's
+            worker, or until `jaxd.forget`.
+
+    Raises:
+        NoServer: when there is none; with `JAXD_INLINE=1` the tree is returned as it is.
+        ValuesFull: when there is no room.
+        ArgumentError: when something in the tree is neither array nor number.
+    """
+    settings = Settings.resolve()
+    return tree if settings.inline else Client(default_caller(settings)).put(
+        tree, name=name, ttl_s=ttl_s
+    )  # fmt: skip
+
+
+def get(tree: Any) -> Any:
+    """The tree with all its `RemoteArray`s brought home, in few messages; waits for them.
+
+    Raises:
+        BaseException: what a call raised that was to compute one of them.
+        ValueDeleted, ValuesLost: when one is gone.
+    """
+    return put_get.bring_home(tree)
+
+
+def wait(tree: Any) -> Any:
+    """Returns the tree when all of its `RemoteArray`s are computed; moves nothing.
+
+    Raises:
+        BaseException: what a call raised that was to compute one of them.
+    """
+    put_get.wait(tree)
+    return tree
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
+    """A numpy array that costs nothing to send to a server on this machine.
+
+    As of `numpy.empty`. It lies in memory that the server can map; so does every slice of it. A
+    call on it is over when its result is here: it never returns before. Without such memory, or
+    below 64 kB, an ordinary array.
+
+    A process that is forked has the same memory, not a copy: what it writes there is seen here.
+    """
+    return shared_arrays.empty(shared_pool(), shape, dtype)
+
+
+def shared_copy(tree: Any) -> Any:
+    """The tree with its arrays copied as numpy arrays like those of `empty`.
+
+    A process that is forked shares their memory as well.
+    """
+    return shared_arrays.shared_copy(shared_pool(), tree)
+
+
+def named(name: str) -> Any:
+    """The tree that `put(…, name=name)` left on the server, as `RemoteArray`s.
+
+    Raises:
+        ValueDeleted: when there is none of that name.
+        NoServer: when there is no server.
+    """
+    return Client(default_caller(_with_server(Settings.resolve()))).named(name)
+
+
+def forget(name: str) -> bool:
+    """Removes a name from the server; whether it was there.
+
+    Raises:
+        NoServer: when there is no server.
+    """
+    return Client(default_caller(_with_server(Settings.resolve()))).forget(name)
+
+
+@contextmanager
+def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
+    """What this thread pickles meanwhile holds no arrays that lie on a server, but where they are.
+
+    Unpickled, in any process of this user that reaches the server, they are `RemoteArray`s again;
+    nothing has moved. Unpickling raises NoServer when the server cannot be reached, ValueDeleted
+    when the time is over.
+
+    Args:
+        ttl_s: seconds for which the server keeps each array for that, whoever else holds it.
+    """
+
+    def instead(array: RemoteArray) -> tuple[Any, ...]:
+        return _pickled, put_get.name_array(array, ttl_s)
+
+    token = by_handle.set(instead)
+    try:
+        yield
+    finally:
+        by_handle.reset(token)
+
+
+def _pickled(server: str, name: str) -> Any:
+    """What a pickle by handle stands for."""
+    return Client(default_caller(_with_server(Settings.resolve(server)))).named(name)
+
+
+def _with_server(settings: Settings) -> Settings:
+    if settings.inline:
+        raise NoServer(
+            "JAXD_INLINE=1 means that this process uses no server. Unset JAXD_INLINE to use one."
+        )
+    return settings

@@ -1,0 +1,190 @@
+"""`@persistent_call`: the one word that users type."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from jaxd.api.binding import FunctionBinding
+from jaxd.api.function import PersistentFunction
+from jaxd.api.options import (
+    check_arguments,
+    check_function,
+    check_option_values,
+    inline_of,
+    names_of,
+    packed_shardings,
+    positions_of,
+)
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import Caller, HasCaller, default_caller
+from jaxd.request.call_request import CallSettings
+from jaxd.request.function_snapshot import Identities
+from jaxd.results.reader import ResultsAs
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit.options import Options, Ship, StaticRule
+from jaxd_protocol.network.addresses import Address
+
+__all__ = ["CallOptions", "persistent_call"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of `persistent_call`.
+
+    Attributes:
+        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline,
+            in_shardings, out_shardings, compiler_options: as in `jax.jit`.
+        static: `"auto"`: what jax cannot trace, such as text, members of enums, configurations and
+            functions, is static by its content wherever in the arguments it stands. `"jax"`: as in
+            `jax.jit`, it is an error unless its argument is declared static.
+        server: an address, such as `unix:///path`, `tls://host:port#sha256=…` or `ssh://host`.
+        host: a TCP host instead of `server`; localhost when only `port` is given.
+        port: a TCP port instead of `server`; 18861 when only `host` is given.
+        token: what a server over TCP asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        client: use this client's server, instead of the four above; made by `jaxd.connect`.
+        results: `"auto"` gives jax arrays in a process that has imported jax, numpy arrays in one
+            that has imported numpy, else arrays that import numpy when touched; `"numpy"` and
+            `"jax"` decide it.
+        config: jax settings for this function, such as `{"jax_enable_x64": True}`; those of a
+            process that has imported jax travel by themselves.
+        timeout_s: seconds after which a call raises `DeadlineExceeded`.
+        strict: raise `PackageMismatch` where the server has a package that the function needs in
+            another version, or with other files; by default that is a `SkewWarning`.
+        ignore: what the function reads and its key leaves out, as the code writes it:
+            `"CONFIG['stream']"`. If it changes, the old program still answers.
+        ship: how code of your own travels. `"value"`: what the function reaches, as it is now.
+            `"source"`: what it has from your packages is named, and these travel as files, so that
+            `importlib.import_module` with a computed name works. The server runs them; what was
+            changed in a module after its import (`cfg.lr = args.lr`) is not in them and is not
+            seen, but for plain values that the function itself reads, which are an error then.
+        callbacks: functions, and methods of objects, that programs may call back in this process
+            although the function's code does not give them to `jax.debug.callback` or
+            `io_callback` itself, but by way of a helper. They are not in the key.
+        extra_key: a plain value; functions with different ones never share an executable.
+    """
+
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: Any
+    in_shardings: Any
+    out_shardings: Any
+    compiler_options: Mapping[str, Any] | None
+    static: StaticRule
+    server: str | Address | None
+    host: str | None
+    port: int | None
+    token: str | None
+    client: HasCaller | None
+    results: ResultsAs
+    config: Mapping[str, Any] | None
+    timeout_s: float | None
+    strict: bool
+    ignore: str | Iterable[str]
+    ship: Ship
+    callbacks: Sequence[Callable[..., Any]]
+    extra_key: Any
+
+
+@overload
+def persistent_call(
+    function: Callable[P, R], /, **options: Unpack[CallOptions]
+) -> PersistentFunction[P, R]: ...
+@overload
+def persistent_call(
+    function: None = None, /, **options: Unpack[CallOptions]
+) -> Callable[[Callable[P, R]], PersistentFunction[P, R]]: ...
+
+
+def persistent_call(
+    function: Callable[..., Any] | None = None, /, **options: Unpack[CallOptions]
+) -> Any:
+    """Makes a function run on a server that keeps it compiled, as `jax.jit` would compile it.
+
+    Nothing happens until the first call: then the server is found (argument, environment, config
+    file, local socket) or started, and the function is packed.
+
+    Args:
+        function: the function; without it, a decorator with these options is returned.
+        **options: see `CallOptions`.
+
+    Returns:
+        The function with the same signature, and with `submit`, `call_async`, `map` and
+        `fingerprint`.
+
+    Raises:
+        ConfigurationError: when an option's value or an address is not usable.
+        TypeError: for an option that does not exist, and as `jax.jit` for what is no function.
+        ValueError: as `jax.jit`, for positions and names that the function does not have.
+    """
+    unknown = sorted(options.keys() - CallOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"persistent_call has no option {unknown[0]!r}. Its options are: "
+            f"{', '.join(CallOptions.__annotations__)}."
+        )
+    check_option_values(options)  # an error here, not at the first call
+    if function is None:
+        return functools.partial(persistent_call, **options)
+    check_function(function)
+    jit_options = _jit_options(function, options)
+    ignored, callbacks = names_of(options.get("ignore")) or (), options.get("callbacks") or ()
+    ship = options.get("ship", "value")
+    settings = CallSettings(
+        dict(options.get("config") or {}),
+        options.get("results", "auto"),
+        options.get("timeout_s"),
+        options.get("strict", False),
+    )
+    snapshots = Identities(function, jit_options, ignored, ship, tuple(callbacks))
+    find_caller = _find_caller(options)
+    return PersistentFunction(
+        FunctionBinding(function, jit_options, find_caller, settings, snapshots)
+    )
+
+
+def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
+    options = Options(
+        static_argnums=positions_of(given.get("static_argnums")),
+        static_argnames=names_of(given.get("static_argnames")),
+        donate_argnums=positions_of(given.get("donate_argnums")),
+        donate_argnames=names_of(given.get("donate_argnames")),
+        keep_unused=given.get("keep_unused", False),
+        inline=inline_of(given.get("inline", False)),
+        in_shardings=packed_shardings("in_shardings", given.get("in_shardings")),
+        out_shardings=packed_shardings("out_shardings", given.get("out_shardings")),
+        static=given.get("static", "auto"),
+        compiler_options=tuple(sorted((given.get("compiler_options") or {}).items())),
+        extra_key=given.get("extra_key"),
+    )
+    try:
+        options.to_bytes()
+    except TypeError as error:
+        raise ConfigurationError(
+            f"an option cannot be part of a key: {error}. Use numbers, text and tuples of them."
+        ) from error
+    check_arguments(function, options)
+    return options
+
+
+def _find_caller(given: CallOptions) -> Callable[[], Caller | None]:
+    """Gives the caller at the first call: the environment may still change until then."""
+    server, host, port = given.get("server"), given.get("host"), given.get("port")
+    token, client = given.get("token"), given.get("client")
+    if server is not None or host is not None or port is not None:
+        Settings.resolve(server, host, port, token)  # a bad address is an error here
+    found: list[Caller | None] = [] if client is None else [client.caller]
+
+    def find() -> Caller | None:
+        if not found:
+            settings = Settings.resolve(server, host, port, token)
+            found.append(None if settings.inline else default_caller(settings))
+        return found[0]
+
+    return find

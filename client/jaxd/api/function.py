@@ -1,0 +1,369 @@
+"""The function that users see: a call like any other, that runs on a server."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, SupportsIndex, TypeVar
+
+from jaxd.api import inspection
+from jaxd.api.binding import FunctionBinding
+from jaxd.api.classmethods import refuse_lost_class
+from jaxd.api.method import PersistentMethod
+from jaxd.api.transforms import ByName
+from jaxd.dispatch.caller import Caller
+from jaxd_protocol.errors import TracerError
+from jaxd_protocol.fingerprint.function_wrapper import PlainInside
+from jaxd_protocol.jit.options import Options
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from jaxd.api.nnx import NnxCall, NnxCalls
+    from jaxd.api.stages import Lowered
+    from jaxd.api.why import Why
+    from jaxd.dispatch.warm import Warmed
+
+__all__ = ["PersistentFunction"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAX_DERIVED: Final = 64
+
+_MAP_WINDOW = 32
+"""Calls that `map` has in flight at most."""
+
+_MAP_REFILL = _MAP_WINDOW // 2
+"""When so few are left it sends several: to change threads for each costs more than the calls."""
+
+
+class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Generic[P, R]):
+    """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
+
+    Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
+    """
+
+    # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
+    __slots__ = ("_binding", "_derived", "_inline", "_nnx", "jit_options")
+
+    def __init__(self, binding: FunctionBinding) -> None:
+        functools.update_wrapper(self, binding.function)
+        self.__wrapped__ = binding.function
+        self.jit_options = binding.options.of_jit()
+        self._binding = binding
+        self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
+        self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
+        self._inline: Callable[..., Any] | None = None
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Found on an instance, the instance is the first argument of all that it does."""
+        return self if instance is None else PersistentMethod(self, instance)
+
+    def __copy__(self) -> PersistentFunction[P, R]:
+        """As of any function: itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PersistentFunction[P, R]:
+        """As of any function: itself."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """On the way to a server it is the function itself."""
+        from jaxd_protocol.jit.nested import nested  # few functions hold another persistent one
+
+        return nested, (self.__wrapped__, self.jit_options)
+
+    def __repr__(self) -> str:
+        return f"<persistent {self.__wrapped__!r}>"
+
+    # calls -------------------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function on the server and returns its result.
+
+        Raises:
+            BaseException: what the function raises, with the remote traceback as a note.
+            JaxdError: when the call cannot be made; see `jaxd.errors`.
+        """
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.finish(nnx.function(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
+        if caller is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        config = binding.config()
+        try:
+            call = binding.encode(caller, config, args, kwargs)
+        except TracerError:  # jax traces whoever calls, and the call is to be in its program
+            call = None
+        if call is None:
+            return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
+        return caller.call(call)  # type: ignore[no-any-return]
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As a call, with all of the result left on the server, however small.
+
+        Raises:
+            BaseException, JaxdError: as a call.
+        """
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.finish(nnx.function.remote(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
+        if caller is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        return caller.call(  # type: ignore[no-any-return]
+            binding.encode(caller, binding.config(), args, kwargs, results="remote")
+        )
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Starts a call and returns its future; arguments may be overwritten then.
+
+        Waits while as many calls are in flight as the server takes from one client.
+        """
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules:
+            # it ends at a time of its own, so one that changes something is an error
+            nnx = self._nnx_call(args, kwargs, refuses=True)
+            if nnx is not None:
+                return nnx.function.submit(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        binding = self._binding
+        caller = binding.find_caller()
+        if caller is None:
+            from jaxd.tracing.inline import finished
+
+            return finished(lambda: self._call_inline(*args, **kwargs))
+        return caller.submit(binding.encode(caller, binding.config(), args, kwargs))
+
+    async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Awaits a call; the event loop runs on meanwhile.
+
+        Arguments may be overwritten when it has returned.
+        """
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            reply = await nnx.function.call_async(*nnx.sent_args, **nnx.sent_kwargs)
+            return nnx.finish(reply)  # type: ignore[no-any-return]
+        import asyncio
+        from contextvars import copy_context
+
+        binding = self._binding
+        caller = binding.find_caller()
+        if caller is None:
+            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+        # Finding a server, packing and sending block: they have no place in the event loop. But
+        # jax's settings are those of this thread.
+        config = binding.config()
+
+        def submit() -> Future[R]:
+            return caller.submit(binding.encode(caller, config, args, kwargs))
+
+        run = copy_context().run  # context variables count as they are here
+        future = await asyncio.get_running_loop().run_in_executor(None, run, submit)
+        return await asyncio.wrap_future(future)
+
+    def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
+        """Results for each item (or each tuple of items), in order, with many calls in flight.
+
+        Takes from the iterables only as results are taken, so they may be endless.
+        """
+        flying: deque[Future[R]] = deque()
+        refilling = _MAP_WINDOW
+        try:
+            for items in zip(*iterables, strict=False):
+                while len(flying) >= _MAP_WINDOW or refilling < len(flying):
+                    refilling = _MAP_REFILL
+                    yield flying.popleft().result()
+                refilling = _MAP_WINDOW
+                flying.append(self.submit(*items))  # type: ignore[call-arg]
+            while flying:
+                yield flying.popleft().result()
+        finally:
+            for future in flying:
+                future.cancel()
+
+    # what can be asked without a call ------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """The hex name of what the function means, as it is now.
+
+        Raises:
+            PackingError: when it reaches something that cannot travel.
+        """
+        return inspection.fingerprint(self._binding)
+
+    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
+        """What this call would do, and why; runs, compiles and counts nothing.
+
+        Without the arguments that the function needs, the answer is about all calls of it.
+
+        Raises:
+            NoServer: when there is no server to ask, as with `JAXD_INLINE=1`.
+            JaxdError: when such a call could not be made; see `jaxd.errors`.
+        """
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        return inspection.why(self._binding, args, kwargs)
+
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
+        """Builds what a call with such arguments needs, or loads it; runs nothing.
+
+        Anything with `shape` and `dtype` stands for an array, also inside of trees; numbers and
+        static arguments are given as they are.
+
+        Raises:
+            BaseException: what the function raises while it is traced.
+            JaxdError: when it cannot be built; see `jaxd.errors`.
+        """
+        refuse_lost_class(self, args)
+        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+            return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+        return inspection.warm(self._binding, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The program for such arguments, to look at, as that of `jax.jit(f).lower(...)`.
+
+        Specs stand for arrays as in `warm`. With `JAXD_INLINE=1` it is jax's own.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        refuse_lost_class(self, args)
+        return inspection.lower(self._binding, args, kwargs)
+
+    def jaxpr(self, *args: Any, **kwargs: Any) -> str:
+        """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        refuse_lost_class(self, args)
+        return inspection.jaxpr(self._binding, args, kwargs)
+
+    def clear(self) -> int:
+        """Has the server forget what it built of the function; returns how many programs.
+
+        On disk as well. The next call builds anew. Versions of the function that are no more,
+        and those under jax settings that it was not called with here, stay.
+
+        Raises:
+            NoServer: when there is no server, as with `JAXD_INLINE=1`.
+        """
+        return inspection.clear(self._binding) + (0 if self._nnx is None else self._nnx.clear())
+
+    # functions that are made of it ---------------------------------------------------------------
+
+    def on(self, device: SupportsIndex | None) -> PersistentFunction[P, R]:
+        """The same function, whose calls run on that device of the server.
+
+        Args:
+            device: its index among `jaxd.devices()`, or one of these; None: that on which the
+                server runs the calls of this process. A function that names devices itself, as with
+                a mesh, runs on those.
+
+        Raises:
+            ConfigurationError: when it is no index; from a call, when there is no such device.
+        """
+        from jaxd.dispatch.devices import device_index
+        from jaxd_protocol.jit.transforms import untransformed
+
+        options = self._binding.options._replace(device=device_index(device))
+        kin: Any = self._kin(self.__wrapped__, options, untransformed(self.__wrapped__))
+        return kin  # type: ignore[no-any-return]
+
+    def transformed(
+        self, name: str, *, on_instance: bool = False, **given: Any
+    ) -> PersistentFunction[..., Any]:
+        """The function behind one more transformation.
+
+        Args:
+            name: the transformation.
+            on_instance: whether it is that of the method which the function is on an instance;
+                the instance is the first argument all the same.
+            **given: options of the transformation.
+        """
+        from jaxd.api.transforms import derived
+
+        if not on_instance:
+            refuse_lost_class(self, ())
+        options = self._binding.options
+        return self._kin(*derived(self.__wrapped__, options, name, given, on_instance=on_instance))
+
+    def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
+        """Another function with the options of this one, on its server."""
+        binding = self._binding
+        return PersistentFunction(binding.with_function(function, binding.options, function))
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it is another function behind transformations."""
+        return bool(self._binding.options.transformations)
+
+    @property
+    def donates(self) -> bool:
+        """Whether arguments are given up to calls."""
+        options = self._binding.options
+        return bool(options.donate_argnums or options.donate_argnames)
+
+    def _kin(
+        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
+    ) -> PersistentFunction[..., Any]:
+        """One that is called as this one is; the same each time that it is asked for."""
+        key = options.to_bytes()
+        found = self._derived.get(key)
+        if found is None:
+            if len(self._derived) >= _MAX_DERIVED:
+                self._derived.clear()
+            binding = self._binding.with_function(function, options, base)
+            made: PersistentFunction[..., Any] = PersistentFunction(binding)
+            found = self._derived.setdefault(key, made)
+        return found
+
+    # other ways to make a call -------------------------------------------------------------------
+
+    def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
+        if self._inline is None:
+            from jaxd.tracing.inline import inline_function
+
+            function, options, _, settings, _ = self._binding
+            self._inline = inline_function(function, options, settings.config, settings.results)
+        return self._inline(*args, **kwargs)
+
+    def _traced(
+        self,
+        caller: Caller,
+        config: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call with tracers among its arguments, as part of the program that jax traces."""
+        from jaxd.tracing.traced_call import call_traced
+
+        binding = self._binding
+        return call_traced(
+            caller,
+            binding.snapshots.spec(config),
+            binding.settings,
+            args,
+            kwargs,
+            lambda call: binding.settled(caller, call, config),
+        )
+
+    def _nnx_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, refuses: bool = False
+    ) -> NnxCall[PersistentFunction[..., Any]] | None:
+        """The call that is made where flax nnx objects are passed; None when there are none."""
+        if self.is_derived:
+            return None  # whoever derives a function derives one that returns what it changes
+        if self._nnx is None:
+            from jaxd.api.nnx import NnxCalls
+
+            self._nnx = NnxCalls(
+                self.__wrapped__, gives_up=self.donates
+            )  # by two threads: once in vain
+        return self._nnx.prepared(self.remade, args, kwargs, refuses=refuses)

@@ -1,0 +1,167 @@
+"""Calls with flax nnx objects: what the function changes in them changes them here.
+
+As with `nnx.jit`. A function that is called with such an object is compiled as one that returns
+the new values as well, which are then put into the caller's own variables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from jaxd.interop.jax_runtime import loaded_jax, to_jax_keys
+from jaxd.interop.native import PRNGKeys
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.jit.nnx_updates import (
+    GIVEN,
+    Updating,
+    loaded_nnx,
+    variables_of,
+    without_repeated,
+)
+
+
+class Clearable(Protocol):
+    """A function of which a server keeps programs."""
+
+    def clear(self) -> int:
+        """Has the server forget them; returns how many there were."""
+
+
+F = TypeVar("F", bound=Clearable)
+
+_OTHER, _CONTAINER, _OBJECT = range(3)
+_MAX_KINDS: Final = 1000
+_kinds: Final = BoundedDict[type, int](_MAX_KINDS)
+
+
+def _holds(value: Any) -> bool:
+    kind = _kinds.get(type(value))
+    if kind is None:
+        kind = _kinds[type(value)] = _kind_of(type(value))
+    if kind != _CONTAINER:
+        return kind == _OBJECT
+    return any(map(_holds, value.values() if isinstance(value, dict) else value))
+
+
+def _kind_of(cls: type) -> int:
+    nnx = loaded_nnx()
+    if issubclass(cls, (nnx.Pytree, nnx.Variable)):
+        return _OBJECT
+    return _CONTAINER if issubclass(cls, (tuple, list, dict)) else _OTHER
+
+
+class NnxCall(NamedTuple, Generic[F]):
+    """One call with such objects.
+
+    Attributes:
+        function: what is called in the place of the function.
+        variables: the caller's own.
+        args, kwargs: what the caller gives.
+        sent_args, sent_kwargs: what is sent: of a variable that is there twice, only one.
+    """
+
+    function: F
+    variables: list[Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    sent_args: tuple[Any, ...]
+    sent_kwargs: Mapping[str, Any]
+
+    def finish(self, reply: Any) -> Any:
+        """Brings the caller's objects up to date; returns the function's own result."""
+        changes, result, marks = reply
+        for number, value in changes.items():
+            self.variables[number].set_raw_value(_of_jax(value))
+        return self._unmarked(result) if marks else result
+
+    def _unmarked(self, result: Any) -> Any:
+        def given(leaf: Any) -> Any:
+            if not _is_mark(leaf):
+                return leaf
+            (name,) = leaf[GIVEN]
+            return self.args[name] if isinstance(name, int) else self.kwargs[name]
+
+        return loaded_jax().tree.map(given, result, is_leaf=_is_mark)
+
+
+class NnxCalls(Generic[F]):
+    """The calls of one function with nnx objects. Thread-safe, as far as the objects are.
+
+    Args:
+        function: what is called.
+        gives_up: whether arguments are donated.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, gives_up: bool) -> None:
+        self._function = function
+        self._gives_up = gives_up
+        self._lock = threading.Lock()  # guards _made
+        self._made: dict[tuple[tuple[int, ...], bool], F] = {}
+
+    def prepared(
+        self,
+        make: Callable[[Updating], F],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        refuses: bool,
+    ) -> NnxCall[F] | None:
+        """A call with these arguments; None when no nnx object is among them, or in containers.
+
+        Args:
+            make: gives what calls another function, with the options of this one.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            refuses: whether the call returns the function's result itself, and a change is an
+                error.
+        """
+        if isinstance(self._function, Updating) or loaded_nnx() is None:
+            return None
+        if not (any(map(_holds, args)) or any(map(_holds, kwargs.values()))):
+            return None
+        given = args, dict(kwargs)
+        variables = variables_of(given)
+        same = _first_places(variables)
+        function = self._updating(make, same, refuses)
+        return NnxCall(function, variables, *given, *(without_repeated(given) if same else given))
+
+    def clear(self) -> int:
+        """Has the server forget what it built for such calls; returns how many programs."""
+        with self._lock:
+            made = list(self._made.values())
+        return sum(each.clear() for each in made)
+
+    def _updating(self, make: Callable[[Updating], F], same: tuple[int, ...], refuses: bool) -> F:
+        with self._lock:
+            made = self._made.get((same, refuses))
+            if made is None:
+                updating = Updating(
+                    self._function, same, refuses=refuses, all_of_them=self._gives_up
+                )
+                made = self._made[same, refuses] = make(updating)
+            return made
+
+
+def _first_places(variables: list[Any]) -> tuple[int, ...]:
+    """For each the number of the first one that is the same; nothing when no two are."""
+    first: dict[int, int] = {}
+    places = tuple(first.setdefault(id(each), number) for number, each in enumerate(variables))
+    return places if len(first) < len(variables) else ()
+
+
+def _is_mark(value: Any) -> bool:
+    return type(value) is dict and GIVEN in value
+
+
+def _of_jax(value: Any) -> Any:
+    """A result as a variable holds it, in whatever form it was asked for."""
+    if type(value) is PRNGKeys:
+        return to_jax_keys(value.impl, value.data)
+    return loaded_jax().tree.map(_array_of_jax, value)
+
+
+def _array_of_jax(value: Any) -> Any:
+    jax = loaded_jax()
+    return value if isinstance(value, jax.Array) else jax.numpy.asarray(value)

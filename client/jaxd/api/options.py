@@ -1,0 +1,308 @@
+"""The options of `persistent_call`, read and checked in a process that may have no jax.
+
+Those of `jax.jit` as jax does it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.results.reader import ResultsAs
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, Ship, StaticRule, normal_config
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+_GENERATOR: Final = 0x20  # inspect.CO_GENERATOR
+_RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax", "remote")
+_SHIP: tuple[Ship, ...] = ("value", "source")
+_STATIC: tuple[StaticRule, ...] = ("auto", "jax")
+_PLACES = ("server", "host", "port", "token")
+
+
+def check_function(function: object) -> None:
+    """Returns when it is something that can be traced.
+
+    Raises:
+        TypeError: as `jax.jit`, when it is not.
+    """
+    if isinstance(function, staticmethod):
+        raise TypeError(
+            f"staticmethod arguments are not supported, got {function}. Put @staticmethod above "
+            "@persistent_call."
+        )
+    if not callable(function):
+        raise TypeError(f"Expected a callable value, got {function}. Give it a function.")
+    code = getattr(_innermost(function), "__code__", None)
+    if code is not None and code.co_flags & _GENERATOR:
+        raise TypeError(
+            f"Expected a function, got a generator function: {function}. Return arrays instead."
+        )
+
+
+def _innermost(function: Any) -> Any:
+    import functools
+
+    while isinstance(function, functools.partial | MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return function if isinstance(function, FunctionType) else None
+
+
+def positions_of(value: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """`static_argnums` or `donate_argnums` as a tuple.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something else than integers in it.
+    """
+    if value is None:
+        return None
+    try:
+        return (operator.index(value),)  # type: ignore[arg-type]
+    except TypeError:
+        return tuple(map(operator.index, value))  # type: ignore[arg-type]
+
+
+def names_of(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """`static_argnames` or `donate_argnames` as a tuple.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something else than text in it.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return (value,)
+    names = tuple(value) if isinstance(value, Sequence) else tuple(sorted(value))
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"argument is not a string: {name}. Give names of parameters.")
+    return names
+
+
+def inline_of(value: Any) -> bool | str:
+    """`inline` as it travels: yes or no, or the value of a member of `jax.Inline`."""
+    from enum import Enum
+
+    return str(value.value) if isinstance(value, Enum) else bool(value)
+
+
+def packed_shardings(option: str, value: Any) -> bytes:
+    """Shardings as they travel; empty for None, which says the same as leaving the option out.
+
+    Raises:
+        TypeError: as `jax.jit`, when there is something in it that is no sharding.
+        PackingError: when something in it cannot travel.
+    """
+    if value is None:
+        return b""
+    from jaxd.interop.jax_runtime import refuse_no_shardings
+    from jaxd_protocol.pickling.pack.arguments import pack
+
+    value = tuple(value) if isinstance(value, list) else value  # as jax takes a list here
+    refuse_no_shardings(option, value)
+    return bytes(pack(value, f"the option {option}"))
+
+
+def check_arguments(function: Callable[..., Any], options: Options) -> None:
+    """Returns when the function has the parameters that its options name.
+
+    Raises:
+        ValueError: as `jax.jit`, when it has not, or one is both static and donated.
+    """
+    nums = {name: getattr(options, name) for name in ("static_argnums", "donate_argnums")}
+    names = {name: getattr(options, name) for name in ("static_argnames", "donate_argnames")}
+    if all(value is None for value in (*nums.values(), *names.values())):
+        return
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as of some functions written in C
+        if options.donate_argnames is not None:
+            raise ValueError(
+                f"Getting the signature of function {function} failed. Pass donate_argnums "
+                "instead of donate_argnames."
+            ) from None
+        return
+    for option, positions in nums.items():
+        _check_positions(signature, positions or (), option)
+    for option, given in names.items():
+        _check_names(signature, given or (), option)
+    _check_apart(signature, options)
+
+
+def _check_positions(signature: Signature, positions: tuple[int, ...], option: str) -> None:
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if any(kind.name == "VAR_POSITIONAL" for kind in kinds):
+        return  # it takes any number
+    count = sum(kind.name in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
+    if positions and (-min(positions) > count or max(positions) >= count):
+        raise ValueError(
+            f"Jitted function has {option}={positions}, but only accepts {count} positional "
+            "arguments."
+        )
+
+
+def _check_names(signature: Signature, names: tuple[str, ...], option: str) -> None:
+    kinds = {name: parameter.kind.name for name, parameter in signature.parameters.items()}
+    unnamed = {name for name in names if kinds.get(name) in ("POSITIONAL_ONLY", "VAR_POSITIONAL")}
+    if unnamed:
+        raise ValueError(
+            f"Jitted function has invalid argnames {unnamed} in {option}. These are positional-only"
+        )
+    named = {n for n, kind in kinds.items() if kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")}
+    unknown = set(names) - named
+    if unknown and "VAR_KEYWORD" not in kinds.values():
+        raise ValueError(
+            f"Jitted function has invalid argnames {unknown} in {option}. Function does not take "
+            "these args."
+        )
+
+
+def _check_apart(signature: Signature, options: Options) -> None:
+    """As jax, by the names; those of positions follow from the signature."""
+    static = _all_names(signature, options.static_argnums, options.static_argnames)
+    donated = _all_names(signature, options.donate_argnums, options.donate_argnames)
+    both = static & donated
+    if both:
+        raise ValueError(
+            "static_argnames and donate_argnames cannot intersect. Argument names "
+            f"{both} appear in both static_argnames and donate_argnames"
+        )
+
+
+def _all_names(
+    signature: Signature, nums: tuple[int, ...] | None, names: tuple[str, ...] | None
+) -> set[str]:
+    if names is not None:
+        return set(names)
+    return {
+        name
+        for i, (name, parameter) in enumerate(signature.parameters.items())
+        if i in (nums or ()) and parameter.kind.name == "POSITIONAL_OR_KEYWORD"
+    }
+
+
+# values of the other options ---------------------------------------------------------------------
+
+
+def check_option_values(options: Mapping[str, Any]) -> None:
+    """Returns when all options have values that can be used, but for those of `jax.jit`.
+
+    Raises:
+        ConfigurationError: when one is not; says what it may be.
+    """
+    _check_client(options)
+    _check_results(options.get("results", "auto"))
+    _check_timeout(options.get("timeout_s"))
+    _check_strict(options.get("strict", False))
+    _check_ship(options.get("ship", "value"))
+    _check_static(options.get("static", "auto"))
+    _check_config(options.get("config"))
+    _check_compiler_options(options.get("compiler_options"))
+    _check_callbacks(options.get("callbacks"))
+
+
+def _check_client(options: Mapping[str, Any]) -> None:
+    client = options.get("client")
+    if client is None:
+        return
+    if not hasattr(client, "caller"):
+        raise ConfigurationError(
+            f"client={client!r} is no client. Give what jaxd.connect returns, "
+            "or server= with an address."
+        )
+    both = [name for name in _PLACES if options.get(name) is not None]
+    if both:
+        raise ConfigurationError(
+            f"client= is given together with {both[0]}=, but a client has its server already. "
+            f"Leave out {both[0]}=, or client=."
+        )
+
+
+def _check_results(results: object) -> None:
+    if not isinstance(results, str) or results not in _RESULTS:
+        raise ConfigurationError(
+            f"results={results!r} is not a form of results. "
+            f"Use one of: {', '.join(map(repr, _RESULTS))}."
+        )
+
+
+def _check_timeout(timeout_s: object) -> None:
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise ConfigurationError(
+            f"timeout_s={timeout_s!r} is not a number. Give seconds, such as 30, or leave it out."
+        )
+    if not (math.isfinite(timeout_s) and 0 < timeout_s <= threading.TIMEOUT_MAX):
+        raise ConfigurationError(
+            f"timeout_s={timeout_s!r} cannot be waited for. Give a positive number of seconds, "
+            "or leave it out to wait without end."
+        )
+
+
+def _check_strict(strict: object) -> None:
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
+
+
+def _check_ship(ship: object) -> None:
+    if not isinstance(ship, str) or ship not in _SHIP:
+        raise ConfigurationError(
+            f"ship={ship!r} is no way to send code. Use one of: {', '.join(map(repr, _SHIP))}."
+        )
+
+
+def _check_static(static: object) -> None:
+    if not isinstance(static, str) or static not in _STATIC:
+        raise ConfigurationError(
+            f"static={static!r} is no rule for static arguments. "
+            f"Use one of: {', '.join(map(repr, _STATIC))}."
+        )
+
+
+def _check_config(config: object) -> None:
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"config={config!r} has no names. Write it as {{'jax_enable_x64': True}}."
+        )
+    normal_config(config)  # refuses a name that does not travel
+    for name, value in config.items():
+        default = CONFIG_DEFAULTS[name]
+        if isinstance(default, bool):
+            fits, example = isinstance(value, bool), "True or False"
+        elif default is None:
+            fits, example = value is None or isinstance(value, str), "text or None"
+        else:
+            fits, example = isinstance(value, str), f"text, such as {default!r}"
+        if not fits:
+            raise ConfigurationError(f"{name} cannot be {value!r} in config. Use {example}.")
+
+
+def _check_compiler_options(options: object) -> None:
+    if options is None:
+        return
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise ConfigurationError(
+            f"compiler_options={options!r} does not map names to values. "
+            "Write it as {'xla_embed_ir_in_executable': True}."
+        )
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if callbacks is None:
+        return
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise ConfigurationError(
+            f"callbacks={callbacks!r} is no list of functions. Write it as callbacks=[log, "
+            "history.append]."
+        )

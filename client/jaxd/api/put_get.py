@@ -1,0 +1,169 @@
+"""Trees of arrays to the server and back: put, get, wait, and values under a name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jaxd.dispatch.session import MAX_WORKERS
+from jaxd.interop.jax_runtime import current_config
+from jaxd.interop.native import leaves_of, map_leaves
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.remote_values.store import RemoteValues
+from jaxd.request.arguments import ArgumentEncoder
+from jaxd.results.reader import ResultReader
+from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
+from jaxd_protocol.jit.options import normal_config
+from jaxd_protocol.messages.data_locations import first_id, new_number, pack_ids
+from jaxd_protocol.pytree import TreeEncoder
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+
+__all__ = ["bring_home", "find_named", "forget_named", "name_array", "put", "wait"]
+
+T = TypeVar("T")
+
+
+def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
+    """The tree with its arrays and numbers on the server; see `jaxd.put`."""
+    return _in_session(caller, lambda values: _put(values, tree, name, ttl_s))
+
+
+def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
+    """What `ask` returns; where the session turns out to be over, in the one that follows.
+
+    What is asked needs nothing of the old one, or says by itself that this is gone.
+    """
+    for _ in range(MAX_WORKERS - 1):
+        values = caller.session.values()
+        try:
+            return ask(values)
+        except WorkerReplaced:
+            _go_on(caller, values)
+        except ValuesLost:
+            if caller.session.values() is values:
+                raise
+    return ask(caller.session.values())
+
+
+def _go_on(caller: Caller, values: RemoteValues) -> None:
+    """Goes on with the next worker; that of these values takes nothing new."""
+    session = caller.session
+    opened = session.current()
+    if opened.values is values:  # nobody else has gone on yet
+        session.leave(opened.connection)
+        session.connection()
+
+
+def _put(values: RemoteValues, tree: Any, name: str | None, ttl_s: float | None) -> Any:
+    found = leaves_of(tree)
+    arrays = iter(_placed(values, [leaf for leaf in found if not _is_there(leaf, values)]))
+    placed = map_leaves(lambda leaf: leaf if _is_there(leaf, values) else next(arrays), tree)
+    if name is not None:
+        _name(values, placed, name, ttl_s)
+    return placed
+
+
+def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
+    """Gives an array a name that nobody can guess, for some seconds; its server, and the name.
+
+    Raises:
+        Exception: as `RemoteArray.block_until_ready`.
+    """
+    array.block_until_ready()
+    values: Any = array.keeper
+    name = f"pickled-{secrets.token_hex(16)}"
+    _name(values, array, name, ttl_s)
+    return values.where, name
+
+
+def _is_there(leaf: Any, values: RemoteValues) -> bool:
+    return isinstance(leaf, RemoteArray) and leaf.keeper is values
+
+
+def _placed(values: RemoteValues, leaves: list[Any]) -> list[RemoteArray]:
+    if not leaves:
+        return []
+    pickled: dict[Any, Any] = {}
+    encoder = ArgumentEncoder(pickled, values)
+    encoder.node(tuple(leaves))
+    if encoder.count != len(leaves) or pickled:
+        odd = next(leaf for leaf in leaves if _weighs_something_else(leaf))
+        raise ArgumentError(
+            f"a {type(odd).__name__} cannot be put on the server: only arrays and numbers can, in "
+            "dicts, lists and tuples, or, where jax is imported, in any pytree."
+        )
+    config = normal_config(current_config())
+    return values.put(encoder.skeleton, encoder.blob, config, encoder)
+
+
+def _weighs_something_else(leaf: Any) -> bool:
+    pickled: dict[Any, Any] = {}
+    encoder = ArgumentEncoder(pickled)
+    encoder.node(leaf)
+    return encoder.count != 1 or bool(pickled)
+
+
+def _name(values: RemoteValues, tree: Any, name: str, ttl_s: float | None) -> None:
+    arrays = leaves_of(tree)
+    values.calls.check(arrays)
+    for array in arrays:
+        values.wait(array)
+    structure = _StructureEncoder()
+    structure.node(tree)
+    ids = pack_ids(array.id for array in arrays)
+    values.ask("name", name, structure.skeleton, ids, None if ttl_s is None else float(ttl_s))
+
+
+class _StructureEncoder(TreeEncoder):
+    """Writes what a tree of arrays on the server looks like, for any client to read."""
+
+    def other(self, value: Any) -> None:
+        """Appends an array or a named tuple."""
+        if isinstance(value, RemoteArray):
+            self.spec(value.leaf)
+        elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            self._named_tuple(value)
+        else:
+            raise ArgumentError(
+                f"a {type(value).__name__} cannot be found by its name in another process. Give "
+                "names to dicts, lists and tuples of arrays."
+            )
+
+
+def find_named(caller: Caller, name: str) -> Any:
+    """The tree under a name, its arrays on the server; see `jaxd.named`."""
+    return _in_session(caller, lambda values: _named(values, name))
+
+
+def _named(values: RemoteValues, name: str) -> Any:
+    number = new_number()
+    value, _ = values.ask("named", name, number, makes=number)
+    layout = ResultReader({}).layout(value[1])
+    return layout.build(values.remote(first_id(number), layout.leaves))
+
+
+def forget_named(caller: Caller, name: str) -> bool:
+    """Removes a name; whether it was there."""
+    value, _ = _in_session(caller, lambda values: values.ask("unname", name))
+    return bool(value[1])
+
+
+def bring_home(tree: Any) -> Any:
+    """The tree with its arrays here; see `jaxd.get`."""
+    arrays = [leaf for leaf in leaves_of(tree) if isinstance(leaf, RemoteArray)]
+    for values in {id(array.keeper): array.keeper for array in arrays}.values():
+        if isinstance(values, RemoteValues):
+            own = [array for array in arrays if array.keeper is values]
+            values.calls.check(own)
+            values.bring_all(own)
+    return map_leaves(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteArray) else leaf, tree)
+
+
+def wait(tree: Any) -> None:
+    """Returns when all arrays of the tree are computed; see `jaxd.wait`."""
+    for leaf in leaves_of(tree):
+        if isinstance(leaf, RemoteArray):
+            leaf.block_until_ready()

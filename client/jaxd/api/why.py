@@ -1,0 +1,181 @@
+"""What a call would do, and why: the answer of `f.why(...)` and `jaxd why`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.explain.key_differences import Difference
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.transforms import shown_name
+from jaxd_protocol.messages.function_manifest import Description, parameter_names
+from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.request.function_snapshot import Spec
+
+__all__ = ["Why", "asked_server", "explain", "is_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What a server says about a call that was not made; `str` of it is for people.
+
+    Attributes:
+        verdict: `hit`: a program is ready; `load`: one is on disk; `compile`: one has to be made.
+        function: whom it is about.
+        key: hex name of function, options and configuration.
+        fingerprint: hex name of the function alone.
+        reason: why, in one line.
+        nearest: of the known program that is most like it, `function`, `key`, `same_key`,
+            `arguments`, `seconds`, `age_s` and `calls`; None when nothing is like it.
+        differences: what differs from that.
+        advice: what would make the function compile less.
+        programs: those that are ready for such a call, each with `arguments`, `seconds`, `age_s`
+            and `calls`.
+    """
+
+    verdict: Literal["hit", "load", "compile"]
+    function: str
+    key: str
+    fingerprint: str
+    reason: str
+    nearest: Mapping[str, Any] | None
+    differences: tuple[Difference, ...]
+    advice: tuple[str, ...]
+    programs: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, Any]) -> Why:
+        """Reads what a server answered."""
+        return cls(
+            report["verdict"],
+            report["function"],
+            report["key"],
+            report["fingerprint"],
+            report["reason"],
+            report["nearest"],
+            tuple(map(Difference.from_dict, report["differences"])),
+            tuple(report["advice"]),
+            tuple(report["programs"]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "verdict": self.verdict,
+            "function": self.function,
+            "key": self.key,
+            "fingerprint": self.fingerprint,
+            "reason": self.reason,
+            "nearest": None if self.nearest is None else dict(self.nearest),
+            "differences": [each.to_dict() for each in self.differences],
+            "advice": list(self.advice),
+            "programs": [dict(program) for program in self.programs],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.function}: {self.verdict}"]
+        if self.differences:
+            lines += [f"  {each.text}" for each in self.differences]
+        else:
+            lines.append(f"  {self.reason}")
+        if self.nearest is not None:
+            lines.append(f"  compared with {_nearest(self.nearest, self.function)}")
+        lines += [f"  {_program(program)}" for program in self.programs]
+        lines += [f"  advice: {text}" for text in self.advice]
+        return "\n".join(lines)
+
+
+def asked_server(caller: Caller | None) -> Caller:
+    """The caller, when its server can be asked; none is started for a question.
+
+    Raises:
+        NoServer: for None, which stands for `JAXD_INLINE=1`, and when no local server runs.
+        ConfigurationError: when the directory of the local server's socket is not private.
+    """
+    if caller is None or caller.session.settings.inline:
+        raise NoServer(
+            "JAXD_INLINE=1 means that this process uses no server, and plain jax.jit does not say "
+            "why it compiles. Unset JAXD_INLINE to ask a server."
+        )
+    if caller.session.settings.server is None and not caller.session.connected:
+        socket = LocalServerFiles.of_this_environment().socket
+        if not server_runs(socket):
+            raise NoServer(
+                f"no server runs at {socket}, so nothing is compiled. The first call of a "
+                "persistent function starts one, and so does: jaxd start"
+            )
+    return caller
+
+
+def is_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function could be called like this; False for none where it needs arguments."""
+    if args or kwargs:
+        return True
+    import inspect
+
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
+
+
+def explain(
+    caller: Caller, spec: Spec, function: Callable[..., Any], skeleton: bytes | None
+) -> Why:
+    """What a call would do.
+
+    Args:
+        caller: whom to ask.
+        spec: the function, as the server will know it.
+        function: the function itself.
+        skeleton: the structure of the arguments; None asks about all calls.
+
+    Raises:
+        NoServer: when the server cannot be reached.
+    """
+    meaning = spec.identity.meaning
+    options = Options.from_bytes(spec.options)
+    described = Description(
+        shown_name(spec.identity.name, options.transformations),
+        meaning.fingerprint,
+        options,
+        meaning.parts,
+        parameter_names(function),
+        meaning.shared,
+    )
+    return Why.from_report(caller.session.ask("why", spec.key, skeleton, described.to_message()))
+
+
+def _nearest(nearest: Mapping[str, Any], function: str) -> str:
+    if nearest["same_key"]:
+        what = "the program"
+    elif nearest["function"] == function:
+        what = f"the version {nearest['key'][:8]}"
+    else:
+        what = f"{nearest['function']} ({nearest['key'][:8]})"
+    return f"{what} {_program(nearest)}"
+
+
+def _program(program: Mapping[str, Any]) -> str:
+    """``compiled 3 min ago in 8.2 s for x: float32[128,8]; 17 calls since``."""
+    calls = "call" if program["calls"] == 1 else "calls"
+    given = ", ".join(f"{name}: {text}" for name, text in program["arguments"].items())
+    return (
+        f"compiled {_ago(program['age_s'])} in {program['seconds']:.1f} s for "
+        f"{given or 'no arguments'}; {program['calls']} {calls}"
+    )
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

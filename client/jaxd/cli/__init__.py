@@ -1,0 +1,1 @@
+"""The command `jaxd`: its entry point, and what the commands share."""

@@ -1,0 +1,132 @@
+"""The command `jaxd`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxd.cli.commands import (
+    cache,
+    demo,
+    devices,
+    doctor,
+    functions,
+    relay,
+    restart,
+    serve,
+    start,
+    status,
+    stop,
+    token,
+    values,
+    warm,
+    why,
+)
+from jaxd_protocol import __version__
+from jaxd_protocol.base.terminal import Parser
+from jaxd_protocol.errors import JaxdError
+
+_OWN = {
+    "start": start,
+    "stop": stop,
+    "restart": restart,
+    "status": status,
+    "doctor": doctor,
+    "token": token,
+    "why": why,
+    "functions": functions,
+    "values": values,
+    "devices": devices,
+    "warm": warm,
+    "relay": relay,
+    "demo": demo,
+}
+
+_WITH_OWN_PARSER = {"serve": serve, "cache": cache}
+
+_FAILED, _INTERRUPTED = 1, 130
+
+_EXAMPLES = """\
+examples:
+  jaxd doctor           see whether all is well
+  jaxd status --json    what the server has compiled and answered
+  jaxd why --recent     what was compiled last, and why
+  jaxd warm warm.lock   build ahead what was recorded
+  jaxd serve --help     listen elsewhere, with a token
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command (default: `sys.argv[1:]`) and returns the exit code of the process.
+
+    Returns:
+        0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
+        `devices`),
+        130 after Ctrl-C; `warm --record` and `cache`: that of the program they run.
+
+    Raises:
+        SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except JaxdError as error:
+        print(f"jaxd: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # `jaxd status | head -1`: nobody reads any more, and Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+
+
+def _run(words: Sequence[str]) -> int:
+    if words and words[0] in _WITH_OWN_PARSER:
+        status: int = _WITH_OWN_PARSER[words[0]].run(words[1:])
+        return status
+    words, program = _program_of(words)
+    arguments = _parser().parse_args(words)
+    arguments.program = program
+    code: int = arguments.run(arguments)
+    sys.stdout.flush()  # a closed pipe shows here, and not after we have returned
+    return code
+
+
+def _program_of(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words of ours, and those behind `--`: argparse would drop one that belongs to these."""
+    if words[:1] != ["warm"] or "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="jaxd",
+        description="A warm JAX, one function call away.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for name, own_parser in _WITH_OWN_PARSER.items():
+        commands.add_parser(name, help=own_parser.SUMMARY)  # for the list only
+    for name, command in _OWN.items():
+        own = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=f"{command.SUMMARY[0].upper()}{command.SUMMARY[1:]}.",
+            epilog=f"example: {command.EXAMPLE}",
+            allow_abbrev=False,
+        )
+        command.configure(own)
+        own.set_defaults(run=command.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

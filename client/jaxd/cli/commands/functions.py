@@ -1,0 +1,172 @@
+"""`jaxd functions`: what a server has built, what that cost, and what it saved."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jaxd.cli.query import (
+    NO_SERVER,
+    add_json_option,
+    add_server_option,
+    control_of,
+    named_or_local,
+    print_json,
+    print_report,
+)
+from jaxd.cli.terminal import ago, cut, duration
+from jaxd.connection.control_client import ask
+from jaxd.connection.settings import Settings
+from jaxd_protocol.base.terminal import size, table
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "list what is compiled, what that cost and what it has saved"
+EXAMPLE = "jaxd functions --sort saved"
+
+_WIDEST: Final = 40
+_SHOWN_DIGITS: Final = 8
+_FINGERPRINT_DIGITS: Final = 12
+
+Row = Mapping[str, Any]
+
+_SORTS: Final = {
+    "calls": lambda row: -row["calls"],
+    "saved": lambda row: -row["saved_s"],
+    "bytes": lambda row: -_bytes(row),
+    "last": lambda row: float("inf") if row["last_use_s"] is None else row["last_use_s"],
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--sort",
+        choices=tuple(_SORTS),
+        default="last",
+        help="most calls, most seconds saved, most bytes, or used last (default) first",
+    )
+    parser.add_argument(
+        "--quarantined",
+        action="store_true",
+        help="list instead the functions that are called no more, because they have ended the "
+        "server's worker again and again",
+    )
+    parser.add_argument(
+        "--release",
+        metavar="FUNCTION",
+        help="have such a function called again, by its name or the first digits of its "
+        "fingerprint; --release all for all of them",
+    )
+    add_server_option(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+
+    Returns:
+        With `--release`, 1 when there is no such function in quarantine.
+
+    Raises:
+        JaxdError: when a server runs but does not tell us.
+    """
+    if arguments.quarantined or arguments.release is not None:
+        return _quarantine(arguments)
+
+    def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**report, "functions": sorted(report["functions"], key=_SORTS[arguments.sort])}
+
+    return print_report(
+        arguments, "functions", lambda said: _text(said["functions"], said["totals"]), in_order
+    )
+
+
+def _text(rows: Sequence[Row], totals: Row) -> str:
+    if not rows:
+        return "nothing is compiled, in memory or on disk"
+    head = ("key", "function", "arguments", "where", "calls", "last use", "built", "saved", "size")
+    count = "1 program" if len(rows) == 1 else f"{len(rows)} programs"
+    built, saved = duration(totals["build_s"]), duration(totals["saved_s"])
+    return (
+        f"{table([head, *map(_cells, rows)])}\n"
+        f"{count}; since the server's worker started, {built} of building and {saved} saved"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shared = row["shared_with"]
+    return (
+        row["key"][:_SHOWN_DIGITS],
+        cut(row["name"], _WIDEST),
+        cut(row["arguments"], _WIDEST),
+        row["state"],
+        f"{row['calls']:,}",
+        ago(row["last_use_s"]),
+        duration(row["build_s"]),
+        duration(row["saved_s"]),
+        size(_bytes(row)) + (f", shared by {shared + 1}" if shared else ""),
+    )
+
+
+def _bytes(row: Row) -> int:
+    """What it takes where it is: in memory, or on disk."""
+    if row["state"] == "disk":
+        return int(row["disk_bytes"])
+    return int(row["host_bytes"] + row["device_bytes"])
+
+
+def _quarantine(arguments: argparse.Namespace) -> int:
+    """Lists the functions that a server calls no more, or has some of them called again.
+
+    Returns:
+        0; 1 when what is to be released is not there; 3 when no server runs.
+
+    Raises:
+        ConfigurationError: when the server is on another machine.
+        ConnectionLost: when its host does not reply.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    control, what = control_of(address), arguments.release
+    request = {"ask": "quarantined"} if what is None else {"ask": "release", "what": what}
+    report = ask(control, request, address.uid)
+    if report is None:
+        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
+        return NO_SERVER
+    if arguments.json:
+        print_json({"server": str(address), **report})
+    elif what is None:
+        print(_listed(report["quarantined"]))
+    else:
+        for row in report["released"]:
+            whose = f" of {row['principal']}" if "principal" in row else ""
+            print(f"released {row['name']} {row['fingerprint'][:_FINGERPRINT_DIGITS]}{whose}")
+    if what is not None and not report["released"]:
+        print(
+            f"jaxd: nothing in quarantine is called {what}. See: jaxd functions --quarantined",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _listed(rows: list[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "no function is in quarantine"
+    head = ["fingerprint", "function", "workers ended", "how", "last"]
+    if "principal" in rows[0]:  # where each has a worker of its own
+        head.append("of")
+    return table([head, *map(_quarantined_cells, rows)])
+
+
+def _quarantined_cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["fingerprint"][:_FINGERPRINT_DIGITS],
+        row["name"],
+        str(row["workers_ended"]),
+        row["how"],
+        ago(row["ago_s"]),
+        *([row["principal"]] if "principal" in row else []),
+    ]

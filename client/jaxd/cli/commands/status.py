@@ -1,0 +1,173 @@
+"""`jaxd status`: what a server is doing; never starts one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jaxd.cli.query import NO_SERVER, add_json_option, add_server_option, named_or_local, print_json
+from jaxd.cli.terminal import duration
+from jaxd.connection.control_client import ask
+from jaxd.connection.settings import Settings
+from jaxd_protocol.base.terminal import size
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path, somebody_answers
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "say what a server is doing and has done"
+EXAMPLE = "jaxd status --json"
+
+Report = Mapping[str, Any]
+
+_ANSWERS = ("ready", "busy", "resting")
+"""States of a worker in which calls are answered, if not at once."""
+
+_ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_server_option(parser)
+    add_json_option(parser)
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="fail when no call would be answered now: while a worker starts, or the server stops",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the report: 0 when a server runs, 3 when none does.
+
+    With `--ready`, 1 when it runs and would answer no call.
+
+    Raises:
+        JaxdError: when one runs but does not tell us, such as for a wrong token.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    report = _ask_host(address) or _ask_worker(address)
+    if arguments.json:
+        print_json({"server": str(address), **(report or _ABSENT)})
+    elif report is not None:
+        print("\n".join(_lines(address, report)))
+    if report is None:
+        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
+        return NO_SERVER
+    if arguments.ready and report["worker_state"] not in _ANSWERS:
+        print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _ask_host(address: Address) -> Report | None:
+    """What the host says, which answers also when its worker hangs; None: not reachable so."""
+    if not address.is_loopback:
+        return None
+    return ask(control_path(address), {"ask": "status"}, address.uid)
+
+
+def _ask_worker(address: Address) -> Report | None:
+    """What a server says of itself on its own address, as from another machine or container."""
+    if address.kind == "unix" and not somebody_answers(address.path):
+        return None
+    import jaxd
+
+    try:
+        with jaxd.connect(str(address)) as client:
+            return {"worker_state": "ready", "host": None, "worker": client.statistics()._asdict()}
+    except NoServer:
+        return None
+
+
+def _lines(address: Address, report: Report) -> list[str]:
+    host, seen = report["host"] or {}, report["worker"]
+    lines = [f"{'server':<9} {address}", f"{'state':<9} {_state(report)}"]
+    if host:
+        lines.append(
+            f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
+            f"{host['restarts']} restarts of the worker"
+        )
+    lines += [f"{'worker':<9} {_of_one(row)}" for row in report.get("workers", ())]
+    if "calls" in seen:
+        lines += _counters(seen)
+    lines += _clients(seen)
+    lines += [
+        f"{'running':<9} {call['function']} for {duration(call['seconds'])}{_whose(call)}"
+        for call in seen.get("running", ())
+    ]
+    lines += [
+        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: nobody "
+        "waits for it"
+        for call in seen.get("left_behind", ())
+    ]
+    if host.get("quarantined"):
+        count = host["quarantined"]
+        what = "1 function" if count == 1 else f"{count} functions"
+        lines.append(f"{'refuses':<9} {what} in quarantine (jaxd functions --quarantined)")
+    if host.get("log"):
+        lines.append(f"{'log':<9} {host['log']}")
+    return lines
+
+
+def _state(report: Report) -> str:
+    state: str = report["worker_state"]
+    if state in ("busy", "stuck"):
+        process = report.get("worker_process") or "unknown"
+        silent = duration(report["worker_silent_s"])
+        return f"{state}: no word from the worker for {silent}; its process is {process}"
+    if state == "resting":
+        return "resting: the device is given back until the next call"
+    return state
+
+
+def _of_one(row: Report) -> str:
+    """A worker of a server that has one for each principal."""
+    name = row["principal"].removeprefix("account:")
+    if row["worker_state"] == "resting":
+        return f"{name}: resting until the next call"
+    user = f" as user {row['user']}" if row["user"] else ""
+    seen = row["worker"]
+    told = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
+    told += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
+    return f"{name}: {_state(row)}, {', '.join(told)}"
+
+
+def _whose(call: Report) -> str:
+    """Of whom it is, where several workers are told of."""
+    return f", of {call['principal'].removeprefix('account:')}" if "principal" in call else ""
+
+
+def _counters(seen: Report) -> list[str]:
+    def count(name: str) -> str:
+        return f"{seen.get(name, 0):,} {name.removeprefix('executable_').replace('_', ' ')}"
+
+    did = ("calls", "traces", "compiles", "executable_hits", "executable_loads")
+    holds = ("functions", "executables", "programs", "values", "connections")
+    received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
+    return [
+        f"{'did':<9} " + ", ".join(count(name) for name in did),
+        f"{'paid':<9} {_paid(seen)}",
+        f"{'holds':<9} " + ", ".join(count(name) for name in holds),
+        f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
+        f"{'traffic':<9} {received} received, {sent} sent",
+    ]
+
+
+def _clients(seen: Report) -> list[str]:
+    """Who is here, where that is more than one: of most servers it is their own user."""
+    rows = seen.get("principals", ())
+    if len(rows) < 2 and not any(row["principal"].startswith("account:") for row in rows):
+        return []
+    told = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
+    return [f"{'clients':<9} {', '.join(told)}"]
+
+
+def _paid(seen: Report) -> str:
+    """What programs have cost, and what others were spared."""
+    names = ("trace_s", "compile_s", "load_s", "saved_s")
+    trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)
+    return f"{trace} tracing, {compile_} compiling, {load} loading; saved {saved}"

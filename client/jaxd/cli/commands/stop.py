@@ -1,0 +1,69 @@
+"""`jaxd stop`: ends a server of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from jaxd.cli.query import add_server_option, control_of, named_or_local
+from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import somebody_answers
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+_CONNECT_S = 5.0
+SUMMARY = "finish the running calls of a server, then end it"
+EXAMPLE = "jaxd stop --server unix:///run/jaxd/server.sock"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_server_option(parser)
+    parser.add_argument("--now", action="store_true", help="do not wait for running calls")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns when the server is gone: 0, also when there was none.
+
+    Raises:
+        ConfigurationError: when the server is on another machine, or its control socket elsewhere.
+        ConnectionLost: when its host does not reply.
+    """
+    address = named_or_local(Settings.resolve(server=arguments.server))
+    control = control_of(address)
+    if not arguments.now:
+        _tell_of_running_calls(control, address.uid)
+    if stop_and_wait(control, now=arguments.now, uid=address.uid):
+        print(f"stopped the server at {address}")
+    elif _answers(address):
+        raise ConfigurationError(
+            f"something listens at {address}, but its control socket is not at {control}: it was "
+            "started from another environment, by another user or with --control, or it is no "
+            "jaxd server. Run `jaxd stop` in the environment where it was started."
+        )
+    else:
+        print(f"no server runs at {address}")
+    return 0
+
+
+def _answers(address: Address) -> bool:
+    """Whether anything listens there; it is not greeted, since it may be no server of ours."""
+    if address.kind == "unix":
+        return somebody_answers(address.path)
+    try:
+        socket.create_connection(address.place, _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _tell_of_running_calls(control: str, uid: int | None) -> None:
+    """On a terminal, says what the wait is for and how to end it."""
+    status = ask(control, {"ask": "status"}, uid) or {}
+    running = (status.get("worker") or {}).get("running_calls")
+    if running and sys.stderr.isatty():
+        print(f"jaxd: waiting for {running} running calls (else: jaxd stop --now)", file=sys.stderr)

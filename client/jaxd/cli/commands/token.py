@@ -1,0 +1,87 @@
+"""`jaxd token`: makes, lists and takes away the secrets by which clients on TCP are known."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from jaxd_protocol.base.terminal import table
+from jaxd_protocol.network.accounts import (
+    add_account,
+    default_token_dir,
+    remove_account,
+    token_files,
+)
+from jaxd_protocol.network.tokens import default_token_file, write_token_file
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "make a token, which both ends of a TCP connection must hold, or take one away"
+EXAMPLE = "jaxd token --name alice"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--file",
+        metavar="PATH",
+        help="where the one without a name goes, readable by you alone "
+        f"(default: {default_token_file()}, where both ends look)",
+    )
+    what.add_argument(
+        "--name", help="make one for somebody by name, whom your servers then know by it"
+    )
+    what.add_argument("--list", action="store_true", help="say which names have a token")
+    what.add_argument(
+        "--revoke",
+        metavar="NAME",
+        help="take it away: running servers notice, and end the connections of that name",
+    )
+    parser.add_argument(
+        "--token-dir",
+        metavar="PATH",
+        default=default_token_dir(),
+        help="the folder of those with a name (default: %(default)s, where servers look)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a token that exists")
+    parser.add_argument("--print", action="store_true", help="also print the token itself")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Does it and says what was done; 0.
+
+    Raises:
+        ConfigurationError: when a file exists and is not to be replaced, cannot be written, or
+            there is none to be taken away.
+    """
+    if arguments.list:
+        print(_listed(arguments.token_dir))
+        return 0
+    if arguments.revoke is not None:
+        remove_account(arguments.revoke, arguments.token_dir)
+        print(f"revoked {arguments.revoke}: servers that run end its connections within seconds")
+        return 0
+    if arguments.name is None:
+        path = arguments.file or default_token_file()
+        said, token = f"wrote {path}", write_token_file(path, replace=arguments.force)
+    else:
+        path, token = add_account(arguments.name, arguments.token_dir, replace=arguments.force)
+        said = (
+            f"wrote {path}\nGive {arguments.name} a copy over a private way, to be put at "
+            "~/.config/jaxd/token with mode 600. Servers that run take it from now on.\n"
+            "People with tokens for one server can run code in each other's answers. Keep those "
+            "apart who do not trust each other: jaxd serve --worker-per-principal"
+        )
+    print(token if arguments.print else said)
+    return 0
+
+
+def _listed(folder: str) -> str:
+    rows = [
+        (file.name, time.strftime("%Y-%m-%d %H:%M", time.localtime(file.made_at)))
+        for file in token_files(folder)
+    ]
+    if not rows:
+        return f"no names have a token in {folder}. Make one: jaxd token --name NAME"
+    return table([("NAME", "MADE"), *rows])

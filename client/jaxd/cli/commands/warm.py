@@ -1,0 +1,192 @@
+"""`jaxd warm`: builds ahead what a lockfile holds, and records lockfiles."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from jaxd.api.client import Client
+from jaxd.cli.query import add_json_option, add_server_option, print_json
+from jaxd.cli.run_program import run_program, wait_for_interrupt
+from jaxd.cli.terminal import Bar, duration
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import Caller
+from jaxd_protocol.errors import ConfigurationError, NoServer
+
+if TYPE_CHECKING:
+    from jaxd.cli.warm_build import Done
+
+__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
+
+SUMMARY = "build programs before they are called, as a lockfile says; or record one"
+EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
+
+_VERBS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
+_CHECKED: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.usage = "jaxd warm [--check] FILE, or jaxd warm --record FILE [-- COMMAND ...]"
+    parser.add_argument("file", metavar="FILE", help="the lockfile")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--record",
+        action="store_true",
+        help="write it: what the server is called with while COMMAND runs, or until Ctrl-C",
+    )
+    how.add_argument(
+        "--check",
+        action="store_true",
+        help="build nothing; exit with 1 if anything would have to be compiled",
+    )
+    add_server_option(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Builds, checks or records; starts a local server where a call would start one.
+
+    Returns:
+        0; 1 when something could not be built, or `--check` found something to be compiled; with
+        a COMMAND its own exit code.
+
+    Raises:
+        ConfigurationError: when the lockfile cannot be used.
+        JaxdError: when there is no server.
+    """
+    program: Sequence[str] = getattr(arguments, "program", ())
+    if arguments.record:
+        return _record(arguments, program)
+    if program:
+        raise ConfigurationError(
+            "a program behind -- is run only while a lockfile is recorded. Add --record."
+        )
+    return _build(arguments)
+
+
+@contextmanager
+def _client(server: str | None) -> Iterator[Client]:
+    settings = Settings.resolve(server=server)
+    if settings.inline:
+        raise NoServer(
+            "JAXD_INLINE=1 means that no server is used, so there is none to be warmed. Unset "
+            "JAXD_INLINE."
+        )
+    with Client(Caller(settings)) as client:
+        client.caller.session.connection()
+        yield client
+
+
+# recording --------------------------------------------------------------------------------------
+
+
+def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
+    from jaxd.cli.lockfile import prove_writable, write_lockfile
+    from jaxd.dispatch.warm import recipes_since, start_of_recipes
+
+    prove_writable(arguments.file)
+    with _client(arguments.server) as client:
+        mark = start_of_recipes(client.caller)
+        code = 0
+        if program:
+            code = run_program(program, arguments.server)
+        else:
+            wait_for_interrupt(
+                lambda: _tell("recording what the server is called with; Ctrl-C ends")
+            )
+        try:
+            recipes, left_out = recipes_since(client.caller, mark)
+            write_lockfile(arguments.file, recipes)
+        except Exception as error:  # noqa: BLE001  the program has run: its exit code counts
+            _tell(str(error))
+            return code or 1
+    count = sum(len(recipe.calls) for recipe in recipes)
+    for each in left_out:
+        _tell(f"{each['name']} is not recorded: {each['reason']}")
+    if arguments.json:
+        told = {"file": arguments.file, "functions": len(recipes), "programs": count}
+        print_json({**told, "left_out": left_out})
+    else:
+        _tell(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
+    return code
+
+
+# building ---------------------------------------------------------------------------------------
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from jaxd.cli.lockfile import read_lockfile
+    from jaxd.cli.warm_build import build_all, check_all
+
+    recipes = read_lockfile(arguments.file)
+    is_terminal = sys.stderr.isatty()
+    told = not arguments.json and not (is_terminal and sys.stdout.isatty())  # else the bar does
+    bar = Bar(sum(len(recipe.calls) for recipe in recipes), is_terminal)
+    started = time.monotonic()
+    done = []
+    with _warnings_told(), _client(arguments.server) as client:
+        client.caller.session.progress = bar
+        with closing((check_all if arguments.check else build_all)(client, recipes)) as results:
+            for each in results:
+                done.append(each)
+                bar.advance(None if each.error is None else f"jaxd: {each.function}: {each.error}")
+                if told and each.verdict is not None:
+                    print(_line(each, arguments.check), flush=True)
+        bar.close()
+    _summarise(arguments, done, time.monotonic() - started)
+    _warn_of_unkept(done)
+    return 1 if any(_is_wanting(each, arguments.check) for each in done) else 0
+
+
+def _is_wanting(done: Done, check: bool) -> bool:
+    return done.verdict is None or (check and done.verdict == "compile")
+
+
+def _line(done: Done, check: bool) -> str:
+    assert done.verdict is not None
+    if check:
+        return f"{_CHECKED[done.verdict]}: {done.function}"
+    return f"{_VERBS[done.verdict]} {done.function} in {duration(done.seconds)}"
+
+
+def _summarise(arguments: argparse.Namespace, done: Sequence[Done], seconds: float) -> None:
+    words: Mapping[str, str] = _CHECKED if arguments.check else _VERBS
+    counts = {verdict: sum(each.verdict == verdict for each in done) for verdict in words}
+    failed = [{"function": each.function, "error": each.error} for each in done if each.error]
+    if arguments.json:
+        unkept = [each.function for each in done if each.kept is False]
+        told = {"file": arguments.file, **counts, "failed": failed, "not_kept": unkept}
+        print_json({**told, "seconds": round(seconds, 3)})
+        return
+    parts = [f"{counts[verdict]} {word}" for verdict, word in words.items()]
+    if failed:
+        parts.append(f"{len(failed)} failed")
+    print(f"{', '.join(parts)}; {duration(seconds)}")
+
+
+def _warn_of_unkept(done: Sequence[Done]) -> None:
+    unkept = [each.function for each in done if each.kept is False]
+    if unkept:
+        _tell(
+            f"warning: {len(unkept)} of {len(done)} programs are not on disk, such as {unkept[0]}: "
+            "they are ready only as long as this server runs, and an image that is made of its "
+            "disk, such as Docker's, would not hold them. The server's log and `jaxd why` say why."
+        )
+
+
+@contextmanager
+def _warnings_told() -> Iterator[None]:
+    """A server's warnings are about the functions of the lockfile, and no line of this program."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
+        yield
+
+
+def _tell(text: str) -> None:
+    print(f"jaxd: {text}", file=sys.stderr, flush=True)

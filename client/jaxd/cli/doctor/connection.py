@@ -1,0 +1,153 @@
+"""The server that a call would use: step by step, from its name to its devices.
+
+The first step that fails is the one that says so; those behind it are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.gpu import has_gpu
+from jaxd.connection.control_client import ask
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    JaxdError,
+    ProtocolError,
+    VersionMismatch,
+)
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import server_runs
+
+__all__ = ["devices", "local_server", "name", "port", "steps", "versions"]
+
+_CONNECT_S = 5.0
+
+
+def local_server(situation: Situation) -> Check:
+    """The one of this environment."""
+    name, path = "local server", situation.files.socket
+    if not os.path.lexists(path):
+        return Check(name, "ok", "not running")
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return Check(name, "bad", f"{path} is no socket", f"Run: rm {path}")
+    if not server_runs(path):
+        return Check(name, "note", "gone; its socket file is left", "The next start replaces it.")
+    try:
+        status = ask(f"{path}.control", {"ask": "status"})
+    except JaxdError as error:
+        return Check(name, "bad", "does not reply", str(error))
+    if status is None:
+        return Check(name, "bad", "runs without its host", "Wait a moment and run jaxd start.")
+    state = status["worker_state"]
+    if state == "dead":
+        advice = f"See: {situation.files.log}"
+        return Check(name, "bad", "its worker died and is being replaced", advice)
+    return Check(name, "ok", f"{state}, process {status['host']['pid']}")
+
+
+def steps(situation: Situation) -> list[Check]:
+    """From the name of the server to its devices; up to the first step that fails."""
+    if not situation.has_server:
+        return [Check("connection", "ok", "no server to try; the first call starts one")]
+    checks: list[Check] = []
+    for step in (name, port):
+        check = step(situation.address)
+        checks += [] if check is None else [check]
+        if check is not None and check.state == "bad":
+            return checks
+    from jaxd.connection.connect import probe
+
+    try:
+        welcome = probe(situation.address, situation.settings)
+    except JaxdError as error:
+        return [*checks, Check(_step_of(error), "bad", str(situation.address), str(error))]
+    checks.append(Check("connection", "ok", str(situation.address)))
+    return [*checks, versions(situation, welcome), devices(situation)]
+
+
+def name(address: Address) -> Check | None:
+    """Whether the host's name means anything here; None where there is none to look up."""
+    if not address.needs_token:
+        return None
+    try:
+        socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM)
+    except OSError as error:
+        advice = f"Correct JAXD_SERVER, or use an IP address. Try: getent hosts {address.host}"
+        return Check("host name", "bad", f"{address.host}: {error.strerror or error}", advice)
+    return Check("host name", "ok", address.host)
+
+
+def port(address: Address) -> Check | None:
+    """Whether anybody listens there; None where there is no port."""
+    if not address.needs_token:
+        return None
+    where = f"{address.host}:{address.port}"
+    try:
+        socket.create_connection(address.place, _CONNECT_S).close()
+    except TimeoutError:
+        advice = (
+            f"A firewall drops it, or the machine is off. Open port {address.port} there, or use "
+            f"ssh://{address.host}, which needs no port."
+        )
+        return Check("port", "bad", f"{where} does not answer", advice)
+    except OSError as error:
+        advice = (
+            f"Nothing listens. Over there: jaxd serve --listen {address.kind}://0.0.0.0:"
+            f"{address.port}   (in a container also: docker run -p {address.port}:{address.port} …)"
+        )
+        return Check("port", "bad", f"{where}: {error.strerror or error}", advice)
+    return Check("port", "ok", f"{where} is open")
+
+
+def _step_of(error: JaxdError) -> str:
+    """Which step of the handshake it was that failed."""
+    if isinstance(error, VersionMismatch):
+        return "versions"
+    if isinstance(error, AuthenticationFailed):
+        words = {
+            "connection": ("?insecure=1", "?uid=", "a socket of theirs"),
+            "certificate": ("certificate",),
+        }
+        for step, signs in words.items():
+            if any(sign in str(error) for sign in signs):
+                return step
+        return "token"
+    return "protocol" if isinstance(error, ProtocolError) else "connection"
+
+
+def versions(situation: Situation, welcome: Mapping[str, Any]) -> Check:
+    """The packages that both sides have, in versions that are not the same."""
+    pairs = [(package, situation.version(package), v) for package, v in welcome["versions"].items()]
+    differing = [
+        f"{p} {here} here, {there} there" for p, here, there in pairs if here and here != there
+    ]
+    if not differing:
+        return Check("versions", "ok", "the same on both sides")
+    advice = "Results may differ in detail; install the same versions on both sides."
+    return Check("versions", "note", ", ".join(differing), advice)
+
+
+def devices(situation: Situation) -> Check:
+    """What the server computes on."""
+    from jaxd.api.client import Client
+    from jaxd.dispatch.caller import Caller
+
+    settings = situation.settings.replaced(server=situation.address, inline=False)
+    try:
+        with Client(Caller(settings)) as client:
+            found = [str(device) for device in client.info()["devices"]]
+    except JaxdError as error:
+        return Check("devices", "bad", "the server does not say", str(error))
+    words = ", ".join(found)
+    if not all(device.startswith("cpu") for device in found):
+        return Check("devices", "ok", words)
+    if has_gpu(situation):
+        advice = "When the lines above are ok: jaxd stop && JAX_PLATFORMS=cuda jaxd start"
+        return Check("devices", "bad", f"{words}, beside a GPU", advice)
+    advice = "If that machine has a GPU, `jaxd doctor` there says what keeps jax from it."
+    return Check("devices", "ok", words, "" if situation.serves_here else advice)

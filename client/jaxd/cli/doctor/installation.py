@@ -1,0 +1,112 @@
+"""What is installed here, and the files that both ends use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+
+from jaxd.cli.doctor.context import Check, Situation
+from jaxd.connection.discovery import has_server_extra
+from jaxd.connection.settings import config_file
+from jaxd_protocol import __version__
+from jaxd_protocol.base import shared_memory
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.network.local_server import private_directory
+from jaxd_protocol.network.tokens import default_token_file
+
+__all__ = [
+    "configuration",
+    "disk",
+    "memory_to_share",
+    "packages",
+    "python",
+    "runtime_directory",
+    "server_extra",
+    "token",
+]
+
+_NEEDED = ("rpyc", "cloudpickle", "numpy")
+_LITTLE_ROOM_BYTES = 64 << 20
+
+
+def python(situation: Situation) -> Check:
+    """Which Python, and which jaxd: both ends need the same minor version of the first."""
+    return Check("python", "ok", f"{platform.python_version()}, jaxd {__version__}")
+
+
+def packages(situation: Situation) -> Check:
+    """What the client needs."""
+    versions = {name: situation.version(name) for name in _NEEDED}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        words = f"not installed: {', '.join(missing)}"
+        return Check("packages", "bad", words, "Run: pip install --force-reinstall jaxd")
+    return Check("packages", "ok", ", ".join(f"{name} {v}" for name, v in versions.items()))
+
+
+def server_extra(situation: Situation) -> Check:
+    """Whether a server could run here, where one is needed."""
+    if has_server_extra():
+        return Check("server extra", "ok", f"jax {situation.version('jax')}")
+    needed = situation.settings.server is None
+    advice = "To run a server here: pip install 'jaxd[server]'. Else set JAXD_SERVER."
+    return Check("server extra", "bad" if needed else "note", "no jax here", advice)
+
+
+def configuration(situation: Situation) -> Check:
+    """Where lasting choices would be."""
+    path = config_file()
+    return Check("config file", "ok", path if os.path.exists(path) else f"none ({path})")
+
+
+def runtime_directory(situation: Situation) -> Check:
+    """The folder of the local server's socket."""
+    name, directory = "runtime directory", situation.files.directory
+    if not os.path.lexists(directory):
+        return Check(name, "ok", f"{directory}, made when it is needed")
+    try:
+        return Check(name, "ok", f"{private_directory(directory)}, private")
+    except JaxdError as error:
+        return Check(name, "bad", directory, str(error))
+
+
+def disk(situation: Situation) -> Check:
+    """Room for a socket, a lock and a log."""
+    place = situation.files.directory
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1e6:,.0f} MB free at {place}"
+    if free < _LITTLE_ROOM_BYTES:
+        return Check("disk", "bad", found, "Free some room, or set XDG_RUNTIME_DIR elsewhere.")
+    return Check("disk", "ok", found)
+
+
+def memory_to_share(situation: Situation) -> Check | None:
+    """Whether large arrays can go to a server on this machine without a socket."""
+    if not situation.serves_here:
+        return None
+    if shared_memory.available():
+        return Check("memory to share", "ok", "files in memory (memfd), no folder needed")
+    advice = "Nothing to do: large arrays go through the socket, and take a little longer."
+    return Check("memory to share", "note", "this system has no memfd_create", advice)
+
+
+def token(situation: Situation) -> Check:
+    """The secret for TCP and TLS."""
+    settings = situation.settings
+    try:
+        found = settings.read_token()
+    except JaxdError as error:
+        return Check("token", "bad", "not usable", str(error))
+    if found is not None:
+        place = settings.token_file or default_token_file()
+        return Check("token", "ok", "from JAXD_TOKEN" if settings.token else f"in {place}")
+    if situation.address.needs_token:
+        advice = (
+            "Copy the server's (~/.config/jaxd/token over there) to the same place here, or name "
+            "it with JAXD_TOKEN_FILE."
+        )
+        return Check("token", "bad", f"none, and {situation.address.kind}:// needs one", advice)
+    return Check("token", "ok", "none (only TCP and TLS need one)")

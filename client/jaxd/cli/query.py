@@ -1,0 +1,113 @@
+"""Which server a command is about, and what that says; no command that only asks starts one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from jaxd.api.client import Client
+from jaxd.api.why import asked_server
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import Caller
+from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import LocalServerFiles, control_path
+
+Report = Mapping[str, Any]
+
+NO_SERVER: Final = 3
+"""How a command ends that found no server to ask."""
+
+
+def add_server_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--server ADDRESS`."""
+    parser.add_argument(
+        "--server",
+        metavar="ADDRESS",
+        help="unix:///path, tcp://host:port, tls://host:port or ssh://user@host (default: "
+        "JAXD_SERVER, the config file, or the local server of this environment)",
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints `value` as one indented JSON object."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def named_or_local(settings: Settings) -> Address:
+    """The server that was named, else the local one, whether it runs or not."""
+    files = LocalServerFiles.of_this_environment()
+    return settings.server or Address.unix(files.socket)
+
+
+def control_of(address: Address) -> str:
+    """The control socket of a server on this machine.
+
+    Raises:
+        ConfigurationError: when the server is on another machine.
+    """
+    if not address.is_loopback:
+        raise ConfigurationError(
+            f"{address} is on another machine, and a server is controlled from its own. "
+            f"Run the same command on {address.host}."
+        )
+    return control_path(address)
+
+
+def ask(server: str | None, verb: str, *args: Any) -> Report:
+    """What a server says, with its address under `server`.
+
+    Args:
+        server: its address; None: the one that this environment uses.
+        verb: what to ask; see `jaxd_protocol.messages.calls`.
+        args: plain values.
+
+    Raises:
+        NoServer: when none runs.
+        JaxdError: when it does not tell us.
+    """
+    with Client(asked_server(Caller(Settings.resolve(server=server)))) as client:
+        report = client.caller.session.ask(verb, *args)
+        return {"server": str(client.caller.session.address), **report}
+
+
+def without_server(error: NoServer) -> int:
+    """Says on stderr why there is none to ask; the exit status."""
+    print(f"jaxd: {error}", file=sys.stderr)
+    return NO_SERVER
+
+
+def print_report(
+    arguments: argparse.Namespace,
+    verb: str,
+    in_words: Callable[[Report], str],
+    seen: Callable[[Report], Report] = lambda report: report,
+) -> int:
+    """Prints what a server says, for people or with `--json`; the exit status.
+
+    Args:
+        arguments: with `server` and `json`.
+        verb: what to ask; see `jaxd_protocol.messages.calls`.
+        in_words: the same for people.
+        seen: what of it is shown, and in which order.
+
+    Raises:
+        JaxdError: when a server runs but does not tell us.
+    """
+    try:
+        report = seen(ask(arguments.server, verb))
+    except NoServer as error:
+        return without_server(error)
+    if arguments.json:
+        print_json(report)
+    else:
+        print(in_words(report))
+    return 0

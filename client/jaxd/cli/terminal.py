@@ -1,0 +1,82 @@
+"""What commands write to a terminal: times, long texts, and how far many builds are."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jaxd.events.progress import Progress
+
+_WIDTH = 20
+
+
+def duration(seconds: float) -> str:
+    """``0.25 s``, ``8.2 s``, ``3 min``."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
+
+
+def ago(seconds: float | None) -> str:
+    """``3 min ago``; None is never."""
+    return "never" if seconds is None else f"{duration(seconds)} ago"
+
+
+def cut(text: str, width: int) -> str:
+    """The text in one line of so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+class Bar(Progress):
+    """How far many builds are, in one line. Stands where a caller has its `Progress`.
+
+    Args:
+        total: how many builds there are.
+        shown: whether stderr is a terminal; else only failures are said.
+    """
+
+    def __init__(self, total: int, shown: bool) -> None:
+        super().__init__()
+        self._total = total
+        self._shown_at_all = shown
+        self._done = 0
+
+    def advance(self, failure: str | None = None) -> None:
+        """One more is done; a failure is said in a line of its own."""
+        if not self._shown_at_all:
+            if failure is not None:
+                print(failure, file=sys.stderr)
+            return
+        with self._lock:
+            self._done += 1
+            if failure is not None:
+                self._put(f"{failure}\n")
+            self._put(self._bar())
+        self._write()
+
+    def close(self) -> None:
+        """Wipes the line out."""
+        if self._shown_at_all:
+            with self._lock:
+                self._put("")
+            self._write()
+
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """A call is in another stage."""
+        if kind == "stage":  # why something was built is nothing for one line of many
+            super().event(connection, number, kind, content)
+
+    def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
+        """A call is over; `advance` says so."""
+        with self._lock:
+            self._finished[connection, number] = None
+            self._calls.pop((connection, number), None)
+
+    def _show(self, call: Any) -> None:
+        self._put(f"{self._bar()}  {call.stage} {call.function} … {call.seconds:.0f} s")
+
+    def _bar(self) -> str:
+        filled = _WIDTH * self._done // max(1, self._total)
+        return f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {self._done}/{self._total}"

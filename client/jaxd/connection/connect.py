@@ -1,0 +1,250 @@
+"""From an address to an open, authenticated connection, with TLS where the address says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jaxd.connection.connection import ClientConnection
+from jaxd.connection.pending import Answers
+from jaxd.connection.settings import Settings
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    ConfigurationError,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+)
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import UNIX, Channel, greet_server
+from jaxd_protocol.network.versions import peer_uid
+from jaxd_protocol.wire import stream_over
+
+if TYPE_CHECKING:
+    from jaxd_protocol.wire.tls_socket import TlsSocket
+
+    Connected = socket.socket | TlsSocket
+
+__all__ = ["check_owner", "dial", "open_connection", "probe"]
+
+GREETING_S = 60.0
+"""A worker that has just been replaced imports jax first; its listener keeps us waiting."""
+
+CONNECT_S = 10.0
+
+_NO_ROOM = "TLSV1_ALERT_INTERNAL_ERROR"
+"""What a server says that takes no more clients, before the keys are there for more words."""
+
+
+def open_connection(
+    address: Address, settings: Settings, session: str | None, answers: Answers
+) -> tuple[ClientConnection, dict[str, Any]]:
+    """A connection past its handshake, and what the server said of itself.
+
+    Raises:
+        NoServer: when nothing answers there.
+        AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
+    """
+    line = dial(address, settings)
+    try:
+        welcome = _greet(line, address, settings, session)
+        stream = stream_over(line)
+    except BaseException:
+        line.close()
+        raise
+    if address.is_network:
+        stream.passes_descriptors = False  # ssh speaks with us over a Unix socket
+    connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), answers)
+    connection.worker = (welcome.get("epoch"), welcome.get("pid"))
+    connection.address = str(address)
+    return connection, welcome
+
+
+def probe(address: Address, settings: Settings) -> dict[str, Any]:
+    """What the server at `address` says of itself; the connection is closed again.
+
+    Returns:
+        `versions`, `python`, `epoch`, `pid`, `slots` and `max_frame_bytes` of the server.
+
+    Raises:
+        JaxdError: as `open_connection`.
+    """
+    line = dial(address, settings)
+    try:
+        welcome = _greet(line, address, settings, None)
+    finally:
+        line.close()
+    peer = welcome.pop("peer")
+    return {**welcome, "versions": dict(peer.versions), "python": list(peer.python)}
+
+
+def _greet(
+    line: Connected, address: Address, settings: Settings, session: str | None
+) -> dict[str, Any]:
+    line.settimeout(GREETING_S)
+    token = settings.read_token() if address.needs_token else None
+    try:
+        channel = _channel(line, address)
+        return greet_server(line, channel, _versions(), token, session, settings.device)
+    except JaxdError:
+        raise  # some of ours are OSErrors as well
+    except TimeoutError as error:
+        raise NoServer(
+            f"the server at {address} accepted the connection but said nothing for "
+            f"{GREETING_S:.0f} s. See its log, or `jaxd status`."
+        ) from error
+    except (EOFError, OSError) as error:
+        raise ProtocolError(
+            f"what listens at {address} closed the connection during the handshake: it is no "
+            "jaxd server, or it is stopping. Check the address with `jaxd doctor`."
+        ) from error
+
+
+def _channel(line: Connected, address: Address) -> Channel:
+    """What is known of the connection, for the proofs; for ssh it is ssh that has proved it."""
+    if isinstance(line, socket.socket):
+        if address.kind == "tcp":
+            return Channel("tcp", sock=line, insecure=address.insecure)
+        return UNIX
+    from jaxd_protocol.network.certificates import fingerprint_of
+
+    return Channel("tls", fingerprint_of(line.peer_certificate()))
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what is loaded; nothing is imported to find out."""
+    found = {}
+    for name in ("jax", "numpy"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found
+
+
+def dial(address: Address, settings: Settings) -> Connected:
+    """A socket that is connected to a server.
+
+    Over TLS, its certificate is the right one; a Unix socket is that of a user who may be trusted.
+
+    Raises:
+        NoServer: when nothing answers there.
+        AuthenticationFailed: when the certificate is not the one that it should be, or a Unix
+            socket belongs to another user, or others can put theirs in its place.
+        ProtocolError: when no TLS is spoken there.
+        Busy: when TLS is, and the server has no room.
+        ConfigurationError: when this system cannot reach such an address, or the CA file is not
+            usable.
+    """
+    if address.kind == "ssh":
+        from jaxd.connection.ssh import dial_over_ssh  # starts processes; few clients need it
+
+        return dial_over_ssh(address)
+    try:
+        if address.kind == "unix":
+            return _dial_unix(address)
+        sock = socket.create_connection(address.place, CONNECT_S)
+    except JaxdError:
+        raise  # some of ours are OSErrors as well
+    except OSError as error:
+        raise NoServer(
+            f"no server answers at {address} ({error.strerror or error}). Start one there "
+            f"(jaxd serve --listen {_to_listen_on(address)}), or set JAXD_SERVER to where one "
+            "runs."
+        ) from error
+    if address.kind == "tcp":
+        return sock
+    try:
+        return _with_tls(sock, address, settings)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _to_listen_on(address: Address) -> Address:
+    """Without what is for clients only."""
+    return address._replace(pin="", insecure=False, uid=None)
+
+
+def _dial_unix(address: Address) -> socket.socket:
+    family = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise ConfigurationError(
+            "this system has no Unix sockets. Use a tcp:// or tls:// address for the server."
+        )
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(address.path)
+        check_owner(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def check_owner(sock: socket.socket, address: Address) -> None:
+    """Returns when a Unix socket is this user's, root's, or of the user whom the address names.
+
+    As `check_owner` of `jaxd.connection.ssh_relay`, which does it at the far end of ssh.
+
+    Raises:
+        AuthenticationFailed: when it is not, or others can write in its folder.
+    """
+    trusted = {0, os.getuid(), address.uid}
+    folder = os.path.dirname(address.path)
+    found = os.stat(folder)
+    owner = peer_uid(sock)
+    if owner is None:  # the system does not tell: who can put a socket there, then
+        owner = found.st_uid
+    if owner not in trusted:
+        raise AuthenticationFailed(
+            f"user {owner} listens at {address}, and not you or root: it may be somebody who took "
+            "the server's place. Nothing was sent. If it is the user of the server that you mean, "
+            f"say so in its address: {address._replace(uid=owner)}"
+        )
+    if found.st_uid not in trusted or stat.S_IMODE(found.st_mode) & 0o022:
+        raise AuthenticationFailed(
+            f"others can put a socket of theirs into {folder} (user {found.st_uid}, mode "
+            f"{stat.S_IMODE(found.st_mode):04o}). Nothing was sent. Have the server listen in a "
+            "folder in which only its user can write (chmod 755 or less), and use that address."
+        )
+
+
+def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsSocket:
+    import ssl
+
+    from jaxd_protocol.network.certificates import check_pin, client_context
+    from jaxd_protocol.wire.tls_socket import TlsSocket
+
+    ca_file = os.path.expanduser(settings.ca_file) if settings.ca_file else None
+    context = client_context(pinned=bool(address.pin), ca_file=ca_file)
+    line = TlsSocket(sock, context, server_name=address.host)
+    line.settimeout(CONNECT_S)
+    try:
+        line.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        raise AuthenticationFailed(
+            f"the certificate of the server at {address} is not trusted here "
+            f"({error.verify_message}). Nothing was sent. If the server made it for itself, use "
+            "the address that it printed when it started, with #sha256=…; if a CA of your own has "
+            "signed it, set JAXD_CA_FILE to the CA's certificate."
+        ) from error
+    except JaxdError:
+        raise
+    except (EOFError, OSError) as error:
+        if getattr(error, "reason", None) == _NO_ROOM:
+            raise Busy(
+                f"the server at {address} has no room for one more that shakes hands. Come again "
+                "in a moment."
+            ) from error
+        raise ProtocolError(
+            f"what listens at {address} does not speak TLS 1.3 ({error}). Use tcp:// if the server "
+            f"was started so, else check the address with: jaxd doctor --server {address}"
+        ) from error
+    if address.pin:
+        check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
+    return line

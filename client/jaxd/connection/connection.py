@@ -1,0 +1,286 @@
+"""The client's end of a connection: makes requests, and has those of the server answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rpyc.core.service import VoidService
+
+from jaxd.connection.pending import Answers, Pending, Unsent
+from jaxd.connection.shared_reader import LOST, SharedReader, ignore
+from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+
+if TYPE_CHECKING:
+    from jaxd.connection.server_requests import Answerers
+
+__all__ = ["ClientConnection"]
+
+_LARGE_BYTES = 1 << 16
+_TOLD_BYTES = 1 << 20
+
+
+class ClientConnection(BulkConnection):
+    """An open, authenticated connection. Thread-safe.
+
+    Args:
+        stream: connected, past the handshake.
+        max_frame_bytes: what the server takes.
+        answers: who answers the server's questions.
+
+    Attributes:
+        passes_descriptors: whether the server can be given open files, as far as is known.
+        shared_reader: lets those read who wait for something.
+        address: of the server, for people; set by who has dialled it.
+        worker: which of its workers this is; set by who has heard it.
+        on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
+    """
+
+    def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
+        channel = BulkChannel(stream, max_frame_bytes, self._arriving)
+        super().__init__(VoidService(), channel, {})
+        self.shared_reader = SharedReader(self, channel)
+        self._answers = answers
+        self._answerers: Answerers | None = None
+        self.passes_descriptors = stream.passes_descriptors
+        self.address = "an address that is not known"
+        self.worker: tuple[Any, ...] = ()
+        self.on_transfer: Callable[[ClientConnection], object] | None = None
+        forget_after_fork(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can still be made."""
+        return not self._closed
+
+    def transferring(self) -> tuple[str, int, int] | None:
+        """Which large message is on its way: "sending" or "receiving", bytes so far, of how many.
+
+        None when there is none. From any thread.
+        """
+        channel = self._channel
+        for word, span in (("sending", channel.writer.span), ("receiving", channel.reader.span)):
+            if span is not None and span.total >= _TOLD_BYTES and not self._closed:
+                return word, span.moved, span.total
+        return None
+
+    def _arriving(self, nbytes: int) -> None:
+        """A message of that size begins to go out, or to arrive; perhaps said twice."""
+        if nbytes >= _TOLD_BYTES and self.on_transfer is not None:
+            self.on_transfer(self)
+
+    def check(self) -> None:
+        """Notices that the server has ended an idle connection, which nobody reads."""
+        if not self.shared_reader.pending and not self._closed and self._channel.stream.has_ended():
+            self.shut()
+
+    def number(self) -> int:
+        """A number for the next request, which names it in events as well."""
+        return next(self.numbers)
+
+    def request(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview] = (),
+        deadline: float | None = None,
+        number: int | None = None,
+        descriptors: Sequence[int] = (),
+        late: Callable[[Pending], None] = ignore,
+        about: Any = None,
+    ) -> tuple[Value, Frame]:
+        """The server's reply, and the frame with its buffers.
+
+        Args:
+            verb: what to call.
+            args: plain values.
+            buffers: bulk data beside them.
+            deadline: `time.monotonic()` after which to stop waiting.
+            number: the request's number, from `number()`, when the caller has to know it.
+            descriptors: open files that the server is given.
+            late: called, by whoever reads, when the caller was interrupted or the deadline has
+                passed, and the reply comes all the same.
+            about: the call that it is for, if it is for one.
+
+        Raises:
+            ConnectionLost: when the connection ended before the reply came.
+            DeadlineExceeded: when the deadline passed.
+            LimitExceeded: when the request is larger than the server takes.
+        """
+        seq = next(self.numbers) if number is None else number
+        reader = self.shared_reader
+        pending = reader.pending[seq] = Pending()
+        pending.about = about
+        try:
+            self._send(seq, verb, args, buffers, descriptors)
+            reader.wait(pending, deadline)
+        except BaseException:
+            reader.give_up(seq, pending, late)
+            raise
+        return pending.result()
+
+    def submit(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        then: Callable[[Pending], None],
+        number: int,
+        about: Any = None,
+    ) -> None:
+        """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
+
+        Raises:
+            ConnectionLost: when it could not be sent and `then` was not called.
+            LimitExceeded: when the request is larger than the server takes.
+
+        Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
+        """
+        pending = Pending(then, attended=True, about=about)
+        self.shared_reader.remember(number, pending)
+        try:
+            self.shared_reader.attend()
+            self._send(number, verb, args, buffers)
+        except JaxdError as error:
+            told = not self.shared_reader.forget(number, pending)
+            if told and isinstance(error, ConnectionLost):
+                return  # `then` knows
+            raise
+        except BaseException:
+            self.leave(number, pending)
+            raise
+        if self._closed:
+            self.shared_reader.fail_all(ConnectionLost(LOST))
+
+    def launch(
+        self,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        pending: Pending,
+        number: int,
+    ) -> None:
+        """Sends a request whose reply goes to `pending.then`, read by whoever waits or sends next.
+
+        Args:
+            verb: what to call.
+            args: plain values.
+            buffers: bulk data beside them.
+            pending: its `then` is called also when the connection ends before the reply came.
+            number: the request's number.
+
+        Raises:
+            ConnectionLost: when it could not be sent.
+            LimitExceeded: when it is larger than the server takes.
+
+        Interrupted by anything else, it may have been sent: the reply is read when it comes.
+        """
+        self.shared_reader.remember(number, pending)
+        if pending.attended:
+            self.shared_reader.attend()
+        try:
+            self._send(number, verb, args, buffers)
+        except JaxdError:
+            self.shared_reader.forget(number, pending)
+            raise
+        except BaseException:
+            self.leave(number, pending)
+            raise
+
+    def leave(self, number: int, pending: Pending) -> None:
+        """Nobody waits for a launched request any more: its reply is read all the same."""
+        self.shared_reader.give_up(number, pending, pending.then or ignore)
+
+    def cancel(self, number: int) -> None:
+        """Tells the server that nobody waits for a call any more, if it was not answered yet."""
+        if number in self.shared_reader.pending and not self._closed:
+            with suppress(ConnectionLost):
+                self.tell("cancel", (number,))
+
+    def tell(self, verb: str, args: tuple[Value, ...]) -> None:
+        """Sends a message that has no reply.
+
+        Raises:
+            ConnectionLost: when it could not be sent.
+        """
+        self._send(next(self.numbers), verb, args, ())
+
+    def _send(
+        self,
+        seq: int,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        if self._closed:
+            raise Unsent(LOST)
+        size = sum(map(len, buffers))
+        self._arriving(size)
+        try:
+            if len(self.shared_reader.pending) > 1 and size > _LARGE_BYTES:
+                with self.shared_reader.attended():  # while this thread is stuck in sending
+                    self.send_request(seq, verb, args, buffers, descriptors)
+            else:
+                self.send_request(seq, verb, args, buffers, descriptors)
+        except EOFError as error:
+            self.shared_reader.fail_all(ConnectionLost(LOST), error)
+            raise Unsent(LOST) from error
+
+    def retire(self) -> None:
+        """Ends the connection on purpose: open requests fail, and nobody repeats them."""
+        error = Cancelled(
+            "the client was closed while the call was open. Keep it open until the result is here."
+        )
+        self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the connection: open requests fail with `error`, and nobody repeats them."""
+        self.shared_reader.finish_all(error)
+        self.shut()
+
+    def shut(self) -> None:
+        """Ends the connection; its own thread ends with it."""
+        super().shut()
+        self.shared_reader.dismiss()
+
+    # what arrives -----------------------------------------------------------------------------
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """A reply came; each step may be repeated, because an interrupt may fall in between."""
+        pending = self.shared_reader.pending.get(seq)
+        if pending is None:
+            return
+        if failed:
+            pending.error = value if isinstance(value, Exception) else ConnectionLost(str(value))
+        pending.value, pending.frame = value, frame
+        self.shared_reader.finish(seq, pending)
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """The server reports an event, or asks something while a call of ours is open."""
+        from jaxd.connection.server_requests import (  # most calls hear nothing of the kind
+            Answerers,
+            read_event,
+        )
+
+        if verb == "event":
+            self._answers.event(self, *read_event(args))
+            return
+        # in another thread: an answer may be large, and whoever reads must go on reading
+        if self._answerers is None:
+            self._answerers = Answerers(lambda: len(self.shared_reader.pending))
+        self._answerers.take(self, self._answers, seq, verb, args, frame)
+
+    def about(self, number: Any) -> Any:
+        """What the open request of that number is for; None when it is for no call, or not open."""
+        pending = self.shared_reader.pending.get(number)
+        return None if pending is None else pending.about
+
+    def after_fork(self) -> None:
+        """In the child of a fork: the connection is the parent's."""
+        self.abandon()
+        self.shared_reader.after_fork()
+        self._answerers = None

@@ -1,0 +1,122 @@
+"""Asks a host on this machine about itself, over its control socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.network.addresses import Address
+
+__all__ = ["ask", "ask_patiently", "stop_and_wait"]
+
+_PATIENCE_S = 5.0
+_MOST_BYTES = 1 << 26
+
+
+def ask(path: str, request: Mapping[str, Any], uid: int | None = None) -> dict[str, Any] | None:
+    """The reply of the host whose control socket is at `path`; None when there is no host.
+
+    Args:
+        path: of a server of this user's, of root's, or of the user `uid`.
+        request: what is asked.
+        uid: whose server it may be as well.
+
+    Raises:
+        AuthenticationFailed: when somebody else holds the socket.
+        ConnectionLost: when somebody holds the socket but does not reply within five seconds,
+            ten times as long as a host waits for a worker that hangs.
+        ProtocolError: when the reply is none of jaxd's.
+    """
+    control = _connect(path, uid)
+    if control is None:
+        return None
+    with control:
+        return _exchange(control, path, request)
+
+
+def ask_patiently(
+    path: str, request: Mapping[str, Any], uid: int | None = None
+) -> dict[str, Any] | None:
+    """As `ask`, of what takes the host a while.
+
+    Raises:
+        AuthenticationFailed, ProtocolError: as `ask`.
+        ConnectionLost: when it does not even listen.
+    """
+    control = _connect(path, uid)
+    if control is None:
+        return None
+    with control:
+        control.settimeout(None)
+        return _exchange(control, path, request)
+
+
+def stop_and_wait(path: str, *, now: bool = False, uid: int | None = None) -> bool:
+    """Stops the host at `path` and returns when it is gone; False when there was none.
+
+    It finishes its running calls first, however long they take, unless it is to stop `now`.
+
+    Raises:
+        AuthenticationFailed, ProtocolError: as `ask`.
+        ConnectionLost: when it does not even reply.
+    """
+    control = _connect(path, uid)
+    if control is None:
+        return False
+    with control:
+        replied = _exchange(control, path, {"ask": "stop", "now": now}) is not None
+        control.settimeout(None)
+        with suppress(ConnectionError):  # one more way of being gone
+            control.recv(1)  # nothing more is sent: it returns at the end of the host
+    return replied
+
+
+def _connect(path: str, uid: int | None) -> socket.socket | None:
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.settimeout(_PATIENCE_S)
+    try:
+        control.connect(path)
+    except OSError:
+        control.close()
+        return None
+    from jaxd.connection.connect import check_owner  # imports rpyc: only where a host answers
+
+    try:
+        check_owner(control, Address.unix(path)._replace(uid=uid))
+    except BaseException:
+        control.close()
+        raise
+    return control
+
+
+def _exchange(
+    control: socket.socket, path: str, request: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    try:
+        control.sendall(json.dumps(request).encode() + b"\n")
+        with control.makefile("rb") as replies:
+            line = replies.readline(_MOST_BYTES)
+    except TimeoutError as error:
+        raise ConnectionLost(
+            f"the server's host holds {path} but does not reply. Find its process with "
+            f"`lsof {path}`, and end it with `kill` and its number."
+        ) from error
+    except ConnectionError:
+        return None  # it went away as we asked
+    if not line:
+        return None
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise ProtocolError(
+            f"what holds {path} does not reply as jaxd does. Find its process with `lsof {path}`."
+        )
+    return reply

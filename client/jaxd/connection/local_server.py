@@ -1,0 +1,165 @@
+"""Starts the local server in the background: exactly one, however many processes want it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from jaxd.connection.control_client import ask
+from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import LocalServerFiles, private_directory, server_runs
+
+__all__ = ["SERVER_COMMAND", "start_background"]
+
+SERVER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server")
+
+_AUTO_IDLE_TIMEOUT_S = 3600
+_START_PATIENCE_S = 60.0
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
+_KEPT_LOG_BYTES = 8 << 20
+_QUOTED_LINES = 20
+
+
+def start_background(
+    files: LocalServerFiles,
+    *,
+    by_hand: bool = False,
+    server_command: Sequence[str] = SERVER_COMMAND,
+) -> None:
+    """Returns when a server answers on `files.socket`; starts one if none does.
+
+    Processes that race wait for the one that is first. The server outlives its starter; it stops
+    after an idle hour, unless it was started `by_hand`. Its output is appended to `files.log`.
+
+    Waits until the server can run calls. When that takes longer than a minute, but somebody
+    answers on the socket, the rest of the waiting is left to the caller's first call.
+
+    Raises:
+        ServerStartFailed: when it ended before it answered; quotes the end of its log.
+        NoServer: when it did not answer within a minute.
+        ConfigurationError: when the directory cannot be made, is not private, or is full.
+    """
+    private_directory(files.directory)
+    with _start_lock(files):
+        if server_runs(files.socket):
+            return
+        _say(f"starting a local server (log: {files.log})")
+        log_begin = _begin_log(files)
+        process = _spawn(files, by_hand=by_hand, server_command=server_command)
+        _wait_until_ready(process, files, log_begin)
+
+
+@contextmanager
+def _start_lock(files: LocalServerFiles) -> Iterator[None]:
+    import fcntl
+
+    with _writable(files.lock) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _writable(path: str) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {path}: {error.strerror}. Free some room, or set XDG_RUNTIME_DIR to a "
+            "directory of yours on another disk."
+        ) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _begin_log(files: LocalServerFiles) -> int:
+    """The size of the log before our server writes; a long one is first put aside."""
+    try:
+        size = os.path.getsize(files.log)
+        if size <= _KEPT_LOG_BYTES:
+            return size
+        os.replace(files.log, files.log + ".1")
+    except OSError:
+        pass  # no log yet, or no room to put it aside: then it simply grows
+    return 0
+
+
+def _spawn(
+    files: LocalServerFiles, *, by_hand: bool, server_command: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    lifetime = ["--idle-timeout-s", "0" if by_hand else str(_AUTO_IDLE_TIMEOUT_S)]
+    listen = ["--listen", str(Address.unix(files.socket))]
+    with _writable(files.log) as log:
+        return subprocess.Popen(  # noqa: S603  our own server, without a shell
+            [*server_command, *listen, *lifetime, *([] if by_hand else ["--auto"])],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=files.directory,  # so that it holds no directory of its starter's
+            start_new_session=True,
+        )
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], files: LocalServerFiles, log_begin: int
+) -> None:
+    deadline = time.monotonic() + _START_PATIENCE_S
+    look_s = _SHORTEST_LOOK_S
+    try:
+        while not _is_ready(files):
+            if process.poll() is not None:
+                raise _ended_early(files, log_begin)
+            if time.monotonic() > deadline:
+                _accept_slow_start(process, files)
+                return
+            time.sleep(look_s)
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+    finally:
+        # The server outlives us on purpose; Popen would warn that nobody waited for it.
+        process.returncode = process.returncode or 0
+
+
+def _is_ready(files: LocalServerFiles) -> bool:
+    status = ask(files.control, {"ask": "status"})
+    return status is not None and status.get("worker_state") not in {"starting", "dead"}
+
+
+def _ended_early(files: LocalServerFiles, log_begin: int) -> ServerStartFailed:
+    return ServerStartFailed(
+        f"the local server ended before it answered. The end of its log, {files.log}:\n"
+        f"{_log_tail(files.log, log_begin)}\n"
+        "Run `jaxd doctor`, or `jaxd serve` to watch it start."
+    )
+
+
+def _accept_slow_start(process: subprocess.Popen[bytes], files: LocalServerFiles) -> None:
+    if server_runs(files.socket):
+        return
+    process.kill()
+    process.wait()
+    raise NoServer(
+        f"the local server did not answer within {_START_PATIENCE_S:.0f} s and was ended. "
+        f"See its log, {files.log}, or run `jaxd serve` to watch it start."
+    )
+
+
+def _log_tail(path: str, begin: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        lines = [f"(cannot be read: {error.strerror})"]
+    return "\n".join(f"    {line}" for line in lines[-_QUOTED_LINES:]) or "    (nothing)"
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"jaxd: {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,215 @@
+"""Which server a client talks to, and how it proves itself: arguments, environment, config file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
+from jaxd_protocol.network.tokens import (
+    checked_token,
+    config_dir,
+    default_token_file,
+    read_token_file,
+)
+
+__all__ = ["Settings", "config_file"]
+
+_CONFIG_TYPES: Mapping[str, type] = {
+    "server": str,
+    "token_file": str,
+    "ca_file": str,
+    "autostart": bool,
+    "compress": bool,
+    "device": int,
+}
+
+
+_EXAMPLES: Mapping[type, str] = {str: '"…"', bool: "true or false", int: "0"}
+
+
+def config_file() -> str:
+    """The user's file of lasting choices: `$XDG_CONFIG_HOME/jaxd/config.toml`."""
+    return os.path.join(config_dir(), "config.toml")
+
+
+class Settings:
+    """What one client was told, from wherever it was told. Not to be changed; compared by content.
+
+    No named tuple, which would show the token to whoever goes through it.
+
+    Attributes:
+        server: the address to use; None: the local server of this environment.
+        token: the token itself, never shown in a repr; None: see `token_file`.
+        token_file: the file that holds the token; None: the one that `jaxd token` writes.
+        ca_file: PEM file of who may vouch for servers on TLS; None: whom this system trusts.
+        autostart: whether a local server may be started when none runs.
+        inline: whether functions run in this process, without any server.
+        compress: whether arrays may be compressed on their way over a slow network.
+        device: the index of the server's device that calls run on; None: the server chooses.
+    """
+
+    __slots__ = (
+        "autostart",
+        "ca_file",
+        "compress",
+        "device",
+        "inline",
+        "server",
+        "token",
+        "token_file",
+    )
+
+    def __init__(
+        self,
+        server: Address | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        autostart: bool = True,
+        inline: bool = False,
+        compress: bool = False,
+        device: int | None = None,
+    ) -> None:
+        self.server = server
+        self.token = token
+        self.token_file = token_file
+        self.ca_file = ca_file
+        self.autostart = autostart
+        self.inline = inline
+        self.compress = compress
+        self.device = device
+
+    def replaced(self, **changes: Any) -> Settings:
+        """The same but for what is given."""
+        return Settings(**dict(zip(self.__slots__, self._all(), strict=True)) | changes)
+
+    def _all(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    @classmethod
+    def resolve(
+        cls,
+        server: Address | str | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        token: str | None = None,
+    ) -> Settings:
+        """The settings of this moment: arguments, else environment, else config file.
+
+        Args:
+            server: an address; see `jaxd_protocol.network.addresses`.
+            host: a TCP host, instead of `server`; localhost when only `port` is given.
+            port: a TCP port, instead of `server`; 18861 when only `host` is given.
+            token: the token itself.
+
+        Raises:
+            ConfigurationError: when an address cannot be read, both `server` and `host` or
+                `port` are given, or the config file is broken.
+        """
+        file = _read_config()
+        environment = os.environ
+        return cls(
+            server=_address_of_arguments(server, host, port)
+            or _address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
+            or _address(file.get("server"), f"`server` in {config_file()}"),
+            token=token or environment.get("JAXD_TOKEN", "").strip() or None,
+            token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
+            ca_file=environment.get("JAXD_CA_FILE") or file.get("ca_file") or None,
+            autostart=environment.get("JAXD_AUTOSTART", "") != "0" and file.get("autostart", True),
+            inline=environment.get("JAXD_INLINE", "") not in {"", "0"},
+            compress=environment["JAXD_COMPRESS"] != "0"
+            if environment.get("JAXD_COMPRESS")
+            else file.get("compress", False),
+            device=_device(environment.get("JAXD_DEVICE"), file.get("device")),
+        )
+
+    def __repr__(self) -> str:
+        told = [f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "token"]
+        return f"Settings({', '.join(told)})"
+
+    def read_token(self) -> str | None:
+        """The token to prove, None when there is none; read anew on each call.
+
+        Raises:
+            ConfigurationError: when a token file that was named is missing, or any that is used
+                is empty or readable by others, or when the token can be guessed.
+        """
+        if self.token is not None:
+            return checked_token(self.token, "the token that was given (or JAXD_TOKEN)")
+        if self.token_file is not None:
+            return read_token_file(os.path.expanduser(self.token_file))
+        default = default_token_file()
+        return read_token_file(default) if os.path.exists(default) else None
+
+
+def _address_of_arguments(
+    server: Address | str | None, host: str | None, port: int | None
+) -> Address | None:
+    if host is None and port is None:
+        return server if isinstance(server, Address) else _address(server, "server")
+    if server is not None:
+        raise ConfigurationError(
+            "both server and host or port are given. Leave out host and port, or server."
+        )
+    return Address.tcp(host or "localhost", DEFAULT_TCP_PORT if port is None else port)
+
+
+def _address(text: str | None, source: str) -> Address | None:
+    if not text:
+        return None
+    try:
+        return Address.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+
+
+def _device(text: str | None, from_file: int | None) -> int | None:
+    if not text:
+        return from_file
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigurationError(
+            f"JAXD_DEVICE={text!r} is no device of a server. Give its index, such as 0; "
+            "`jaxd devices` lists them."
+        )
+    return int(text)
+
+
+def _read_config() -> Mapping[str, Any]:
+    path = config_file()
+    try:
+        file = open(path, "rb")  # noqa: SIM115  closed below
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}. Make it readable or remove it."
+        ) from error
+    import tomllib  # most clients have no such file
+
+    with file:
+        try:
+            config = tomllib.load(file)
+        except ValueError as error:  # no TOML, or no UTF-8
+            raise ConfigurationError(f"{path} is not TOML: {error}. Correct that line.") from error
+    for name, value in config.items():
+        _check_entry(path, name, value)
+    return config
+
+
+def _check_entry(path: str, name: str, value: object) -> None:
+    wanted = _CONFIG_TYPES.get(name)
+    if wanted is None:
+        known = ", ".join(_CONFIG_TYPES)
+        raise ConfigurationError(f"{path}: {name!r} is not a setting; remove it (known: {known}).")
+    if type(value) is not wanted or (wanted is int and value < 0):  # type: ignore[operator]
+        example = _EXAMPLES[wanted]
+        raise ConfigurationError(f"{path}: {name} must be written as {name} = {example}.")

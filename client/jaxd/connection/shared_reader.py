@@ -1,0 +1,352 @@
+"""Who reads a connection that many callers share: one of them at a time, no needless thread.
+
+A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
+hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
+by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
+where it stopped (see `jaxd_protocol.wire.frame_reader`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from jaxd.connection.pending import Pending
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
+from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
+from jaxd_protocol.wire.adaptive_wait import Patience
+
+__all__ = ["LOST", "Attendant", "Dispatches", "SharedReader", "ignore"]
+
+LOST = "the connection to the server ended while a call was open."
+
+
+class Dispatches(Protocol):
+    """A connection, as its reader needs it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is open."""
+
+    def dispatch(self, frame: Frame) -> None:
+        """Hands one message to whom it concerns."""
+
+    def shut(self) -> None:
+        """Ends it at once."""
+
+
+class SharedReader:
+    """Reads a connection for those who wait for something. Thread-safe.
+
+    Args:
+        connection: what has to be read.
+        channel: its channel.
+
+    Attributes:
+        pending: its requests without a reply, by number.
+    """
+
+    def __init__(self, connection: Dispatches, channel: BulkChannel) -> None:
+        channel.stream.stay_interruptible()
+        self._connection = connection
+        self._channel = channel
+        self._reading = False  # whether some thread is in charge of reading
+        self._leader: int | None = None  # the thread that reads
+        self._turn = 0  # grows when a thread gives the reading up before it is done
+        self._dispatching = False
+        self._unattended = 0  # requests whose reply nobody waits for
+        self._attendant = Attendant(self)
+        self._patience = Patience(channel.stream.readiness())
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In the child of a fork: the parent's requests are none of the child's business."""
+        self.pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of pending
+
+    @property
+    def alive(self) -> bool:
+        """Whether there may be something to read."""
+        return self._connection.alive
+
+    def dismiss(self) -> None:
+        """The connection has ended: so does the thread of its own."""
+        self._attendant.dismiss()
+
+    def wait(self, pending: Pending, deadline: float | None) -> None:
+        """Returns when a request has its reply, or the connection has ended.
+
+        Raises:
+            DeadlineExceeded: when the deadline passed.
+        """
+        self._step_down()
+        while not pending.done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    "the call's timeout_s passed before its result arrived. The server may still "
+                    "be working on it; give the call more time, or wait and repeat it."
+                )
+            leading = False
+            gate = None
+            try:
+                with self._lock:
+                    if self._reading:
+                        gate = threading.Lock()
+                        gate.acquire()
+                        pending.gates.append(gate)
+                    else:
+                        leading = True  # first, so that an interrupt in between is made good
+                        self._reading = True
+                if leading:
+                    leading = self._read_until(lambda: pending.done, deadline)
+                elif gate is not None and not pending.done:
+                    gate.acquire(timeout=_a_while(deadline))
+            finally:
+                if gate is not None:
+                    with suppress(ValueError):  # whoever woke this thread has taken it out
+                        pending.gates.remove(gate)
+                self._hand_on(leading)
+
+    def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Reads and dispatches for everybody; the connection's end is dispatched as well.
+
+        Returns:
+            Whether this thread is still in charge of reading; see `_step_down`.
+        """
+        reader = self._channel.reader
+        me = self._leader = threading.get_ident()
+        turn = self._turn
+        try:
+            while not enough():
+                if deadline is not None and not _comes_in_time(deadline, self._channel.poll):
+                    break
+                if not reader.has_input():
+                    self._patience.wait()
+                frame = reader.peek() if deadline is None else self._peek_until(deadline)
+                try:
+                    self._dispatching = True
+                    self._connection.dispatch(frame)
+                finally:
+                    self._dispatching = False
+                if turn != self._turn:
+                    return False
+                reader.advance()
+        except JaxdError as error:  # first: some of them are OSErrors as well
+            self.fail_all(error)
+        except TimeoutError:
+            pass  # the rest of a message does not come in time; it may still come
+        except (EOFError, OSError) as error:
+            self.fail_all(ConnectionLost(LOST), error)
+        return self._leader == me and turn == self._turn
+
+    def _peek_until(self, deadline: float) -> Frame:
+        """The next message; raises `TimeoutError` when it is not whole at the deadline."""
+        channel = self._channel
+        is_readable = channel.stream.wait_readable
+        with channel.reader.hurried(lambda: _comes_in_time(deadline, is_readable)):
+            frame: Frame = channel.reader.peek()
+        return frame
+
+    def _step_down(self) -> None:
+        """Gives the reading up where this very thread has it and is about to wait for a reply.
+
+        It has when a future's callback makes a call of its own, and when an interrupt came just
+        before it could hand on.
+        """
+        if not self._reading or self._leader != threading.get_ident():
+            return
+        with self._lock:
+            if self._dispatching:
+                self._channel.reader.advance()  # the callback belongs to that message
+            self._turn += 1
+            self._reading = False
+
+    def _hand_on(self, leading: bool) -> None:
+        """Somebody else becomes the reader, if there is anybody and nobody reads already."""
+        with self._lock:
+            if leading:
+                self._reading = False
+                self._leader = None
+            elif self._reading:
+                return
+            if not self.pending:
+                return
+            waiting = (p for p in list(self.pending.values()) if p.gates and not p.done)
+            successor = next(waiting, None)
+        if successor is not None:
+            successor.wake()
+        elif self._unattended:
+            self.attend()
+
+    def attend(self) -> None:
+        """Makes sure that the connection's own thread reads when nobody else does."""
+        with self._lock:
+            if not self._reading:
+                self._attendant.want()
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Replies are taken meanwhile, whoever waits for them."""
+        with self._lock:
+            self._unattended += 1
+        try:
+            self.attend()
+            yield
+        finally:
+            with self._lock:
+                self._unattended -= 1
+
+    def attend_once(self) -> None:
+        """The connection's own thread reads until no reply is left that nobody waits for."""
+        with self._lock:
+            if self._reading:
+                return  # that reader will hand on
+            self._reading = True
+        leading = True
+        try:
+            leading = self._read_until(lambda: not self._unattended)
+        finally:
+            self._hand_on(leading)
+
+    def give_up(self, seq: int, pending: Pending, late: Callable[[Pending], None]) -> None:
+        """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
+        self._step_down()
+        with self._lock:
+            if not self._connection.alive or self.pending.get(seq) is not pending:
+                self.pending.pop(seq, None)
+                return
+            pending.then = late
+            if not pending.attended:
+                pending.attended = True
+                self._unattended += 1
+        self.attend()
+
+    def remember(self, seq: int, pending: Pending) -> None:
+        """Has a reply to a request, or the connection's end, told to who made it."""
+        self.pending[seq] = pending
+        if pending.attended:
+            with self._lock:
+                self._unattended += 1
+
+    def forget(self, seq: int, pending: Pending) -> bool:
+        """Strikes a request off; whether it was still open."""
+        with self._lock:
+            found = self.pending.pop(seq, None) is not None
+            if found and pending.attended:
+                self._unattended -= 1
+            return found
+
+    def take_what_is_here(self) -> None:
+        """Reads replies that have arrived, unless somebody else reads."""
+        if not self.pending:
+            return
+        with self._lock:
+            if self._reading:
+                return
+            self._reading = True
+        leading = True
+        try:
+            leading = self._read_until(lambda: not self._channel.poll(0))
+        finally:
+            self._hand_on(leading)
+
+    def finish(self, seq: int, pending: Pending) -> None:
+        """The request has its reply, or there will be none: those who wait for it are told."""
+        pending.done = True
+        pending.about = None  # which holds arrays
+        pending.wake()
+        if not self.forget(seq, pending) or pending.then is None:
+            return  # somebody else has told of it, or nobody wants to be told
+        try:
+            pending.then(pending)
+        except BaseException:  # an interrupt: whoever reads on tells of it again
+            self.remember(seq, pending)
+            raise
+
+    def fail_all(self, error: Exception, cause: Exception | None = None) -> None:
+        """The connection has ended: all open requests fail with `error`."""
+        self._connection.shut()
+        error.__cause__ = cause
+        self.finish_all(error)
+
+    def finish_all(self, error: Exception) -> None:
+        """All open requests fail with `error`."""
+        interrupt: BaseException | None = None
+        for seq, pending in list(self.pending.items()):
+            pending.error = error
+            try:
+                self.finish(seq, pending)
+            except BaseException as raised:  # noqa: BLE001  nobody reads on here, and others wait
+                interrupt = interrupt or raised
+                with suppress(BaseException):
+                    self.finish(seq, pending)
+        if interrupt is not None:
+            raise interrupt
+
+    def expire(self, seq: int, error: Exception) -> None:
+        """Ends a submitted request with `error`; should its reply come, `then` has it as well."""
+        with self._lock:
+            pending = self.pending.get(seq)
+            if pending is None or pending.done or pending.then is None:
+                return
+            self.pending[seq] = Pending(pending.then, attended=True)
+        pending.error = error
+        pending.done = True
+        pending.then(pending)
+
+
+class Attendant:
+    """A connection's own thread, for the replies that nobody waits for. Does not keep it alive.
+
+    Started when it is first wanted.
+    """
+
+    def __init__(self, reader: SharedReader) -> None:
+        self._reader = weakref.ref(reader)
+        self._wanted = threading.Event()
+        self._started = False
+        weakref.finalize(reader, self._wanted.set)  # the thread waits for nothing else
+
+    def want(self) -> None:
+        """Lets the thread look; to be called under the connection's lock."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name="jaxd-reader", daemon=True).start()
+        self._wanted.set()
+
+    def dismiss(self) -> None:
+        """The connection has ended: so does the thread."""
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            reader = self._reader()
+            if reader is None or not reader.alive:
+                return
+            reader.attend_once()
+            del reader
+
+
+def ignore(pending: Pending) -> None:
+    """Takes the reply that nobody waits for any more."""
+
+
+def _comes_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:
+    """Whether it comes before the deadline; `comes_within` waits for it, for so many seconds."""
+    while not comes_within(_a_while(deadline)):
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+def _a_while(deadline: float | None) -> float:
+    """How many seconds to wait until it is time to look for interrupts, or the deadline."""
+    if deadline is None:
+        return INTERRUPTIBLE_S
+    return min(INTERRUPTIBLE_S, max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,146 @@
+"""`ssh://` addresses: a Unix socket on another machine, reached by the user's own ssh.
+
+Each connection is one ssh process, whose stdin and stdout are our socket; over there
+`jaxd.connection.ssh_relay` joins them with the server's. ssh proves who speaks, so there is no
+token and no open port. The user's configuration holds: aliases, jump hosts, and a master
+connection, with which another process costs no login. It ends with the connection, and the next
+connection starts another.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from importlib import resources
+from typing import IO, Final
+
+from jaxd.connection.ssh_relay import CONNECTED, REFUSED
+from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.network.addresses import Address
+
+__all__ = ["dial_over_ssh", "ssh_command"]
+
+_PATIENCE_S: Final = 120.0
+"""For logging in; somebody may have to type a password."""
+
+_MAX_GREETING_BYTES: Final = 1 << 16
+_QUOTED_LINES: Final = 5
+
+_UNTOUCHED: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "jaxd")
+"""A Ctrl-C is for the call, not for the connection: it reaches all processes of a terminal."""
+
+
+def dial_over_ssh(address: Address) -> socket.socket:
+    """A socket that is connected to the server behind an `ssh://` address.
+
+    Raises:
+        NoServer: when ssh cannot log in, or no server runs over there; says why.
+        ConfigurationError: when there is no ssh here.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs, tempfile.TemporaryFile() as complaints:
+            process = _start(ssh_command(address), theirs.fileno(), complaints)
+            theirs.close()  # so that its end is ours
+            ours.settimeout(_PATIENCE_S)
+            said = _greeting(ours)
+            problem = None if said == CONNECTED else _why_not(address, said, process, complaints)
+    except BaseException:
+        ours.close()
+        raise
+    if problem is not None:
+        ours.close()
+        raise NoServer(problem)
+    return ours
+
+
+def ssh_command(address: Address) -> list[str]:
+    """What is run here, with what is to be run there."""
+    # no agent, display, port or Kerberos ticket of this machine over there, whatever is configured
+    command = ["ssh", "-a", "-k", "-x", "-T", "-o", "ClearAllForwardings=yes", "-o", "Tunnel=no"]
+    command += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
+    if not _has_terminal():
+        command += ["-o", "BatchMode=yes"]  # nobody could answer
+    if address.port:
+        command += ["-p", str(address.port)]
+    if address.user:
+        command += ["-l", address.user]
+    return [*command, "--", address.host, _over_there(address)]
+
+
+def _over_there(address: Address) -> str:
+    """For whatever shell is there: one line, in which nothing has a meaning to any of them."""
+    source = resources.files("jaxd").joinpath("relay.py").read_bytes()
+    program = f'import base64;exec(base64.b64decode("{base64.b64encode(source).decode()}"))'
+    words = [program, address.path, *([] if address.uid is None else [str(address.uid)])]
+    return f"exec python3 -c {shlex.join(words)}"
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def _start(command: Sequence[str], line: int, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
+    untouched = _UNTOUCHED if os.name == "posix" else ()
+    try:
+        process = subprocess.Popen(  # noqa: S603  the user's ssh; a host cannot be an option
+            [*untouched, *command], stdin=line, stdout=line, stderr=complaints
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"ssh cannot be started here: {error.strerror}. Install it (openssh-client), or use "
+            "another address."
+        ) from error
+    # somebody has to take note of its end
+    threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
+    return process
+
+
+def _greeting(line: socket.socket) -> str:
+    """The first line of the relay; what a login prints comes before it. Empty when it ended."""
+    said = b""
+    for _ in range(_MAX_GREETING_BYTES):
+        try:
+            byte = line.recv(1)
+        except OSError:
+            return ""
+        if not byte:
+            return ""
+        if byte != b"\n":
+            said += byte
+            continue
+        text = said.decode(errors="replace").strip()
+        if text == CONNECTED or text.startswith(REFUSED):
+            return text
+        said = b""
+    return ""
+
+
+def _why_not(
+    address: Address, said: str, process: subprocess.Popen[bytes], complaints: IO[bytes]
+) -> str:
+    if said:
+        return f"no server answers at {address}: over there, {said.removeprefix(REFUSED)}"
+    process.terminate()
+    process.wait()
+    complaints.seek(0)
+    lines = complaints.read().decode(errors="replace").strip().splitlines()[-_QUOTED_LINES:]
+    words = "; ".join(line.strip() for line in lines) or "it said nothing"
+    login = f"{address.user}@{address.host}" if address.user else address.host
+    if process.returncode == 127:
+        return (
+            f"{address} cannot be reached: python3 is not there, or ssh is not here ({words}). "
+            f"Try: ssh {login} python3 -V"
+        )
+    port = f"-p {address.port} " if address.port else ""
+    return f"ssh cannot reach {address}: {words}. Try: ssh {port}{login} true"

@@ -1,0 +1,128 @@
+"""When a call is made again: its connection was lost, or the server is busy or being replaced."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.connection.pending import Unsent
+from jaxd_protocol.errors import Busy, ConnectionLost, WorkerLost
+from jaxd_protocol.messages.calls import FAILED, is_failure
+
+if TYPE_CHECKING:
+    from jaxd.request.call_request import Encoded
+
+__all__ = ["Losses", "Politeness"]
+
+_MOST: Final = 16
+
+_LONGEST_S: Final = 60.0
+"""For so long a call that has no `timeout_s` is repeated before its caller hears of it."""
+
+_AT_MOST: Final = 8.0
+_JITTER: Final = (0.5, 1.5)
+
+Worker = tuple[Any, ...]
+"""Names one worker of one server: its epoch and its process."""
+
+
+class Losses:
+    """How often one call was lost. For one thread at a time.
+
+    A call that a worker died of is repeated on the next one, which is told so and runs it alone: it
+    is for the server to say that the call is what workers die of. When only a connection was lost,
+    the call is repeated once.
+
+    Args:
+        name: what people call the function.
+    """
+
+    __slots__ = ("_connections", "_lost_with", "_name", "_unsent", "_workers")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lost_with: Worker | None = None
+        self._workers = 0
+        self._connections = 0
+        self._unsent = 0
+
+    def note(self, error: ConnectionLost, worker: Worker | None) -> None:
+        """The connection ended while the call was under way.
+
+        Args:
+            error: says so.
+            worker: that it was under way to; None when nothing of it was sent.
+
+        Raises:
+            ConnectionLost: when it could not be sent again and again.
+        """
+        if worker is not None and not isinstance(error, Unsent):
+            self._lost_with = worker
+            return
+        self._unsent += 1
+        if self._unsent >= _MOST:
+            raise ConnectionLost(
+                f"the connection to the server was lost {_MOST} times while {self._name} was being "
+                "sent. See the server's log, and whether what lies in between ends connections."
+            ) from error
+
+    def repeated(self, call: Encoded, worker: Worker) -> Encoded:
+        """The call as it is to be sent to a worker.
+
+        Raises:
+            WorkerLost: when too many workers have died during it.
+            ConnectionLost: when its connection was lost twice.
+        """
+        if self._lost_with is None:
+            return call
+        if worker == self._lost_with:
+            self._connections += 1
+        else:
+            self._workers += 1
+        self._lost_with = None
+        if self._connections > 1:
+            raise ConnectionLost(
+                f"the connection to the server was lost while {self._name} was under way, and "
+                "again when the call was repeated. See the server's log, and whether what lies in "
+                "between ends connections."
+            )
+        if self._workers > _MOST:
+            raise WorkerLost(
+                f"{self._workers} workers of the server have ended while {self._name} was under "
+                "way. See the server's log, and try it with JAXD_INLINE=1."
+            )
+        return call._replace(lost=self._workers) if self._workers else call
+
+
+class Politeness:
+    """How often, and when, one call comes again to a server that is busy.
+
+    The server says when; each client comes at a moment of its own.
+
+    Args:
+        deadline: `time.monotonic()` after which its caller does not wait.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = time.monotonic() + _LONGEST_S if deadline is None else deadline
+        self._patience = 1.0
+
+    def pause_s(self, value: Any) -> float | None:
+        """Seconds to wait before the call is made again.
+
+        None when it is not to be: its reply says something else, or that would be too late.
+
+        Args:
+            value: what the server replied.
+        """
+        if value[0] != FAILED or not is_failure(value[1], Busy):
+            return None
+        return self.pause_after_s(float(value[1][4]))
+
+    def pause_after_s(self, retry_after_s: float) -> float | None:
+        """As `pause_s`, of what a server has said that takes no client now."""
+        import random  # a server seldom is busy, and this takes longer to import than all else
+
+        pause_s = retry_after_s * self._patience * random.uniform(*_JITTER)  # noqa: S311  no secret
+        self._patience = min(_AT_MOST, 2 * self._patience)  # everybody may have been told the same
+        return pause_s if time.monotonic() + pause_s < self._deadline else None

@@ -1,0 +1,111 @@
+"""What a submitted call is made again of, whatever its caller does to its arrays meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jaxd_protocol.base.process import forget_after_fork
+
+if TYPE_CHECKING:
+    from jaxd.request.call_request import Encoded
+    from jaxd.transfer.routing import Load
+    from jaxd.transfer.shared_memory import Block
+
+__all__ = ["MOST_BYTES", "Spare", "SpareRoom"]
+
+MOST_BYTES: Final = 1 << 28
+"""What the open calls of a process may copy for this, all together: 256 MiB."""
+
+
+class SpareRoom:
+    """Room for copies. Thread-safe.
+
+    Args:
+        most: bytes.
+    """
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._most = most
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: the calls are the parent's, and so is who holds the lock."""
+        self._left = self._most
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Whether there is so much; to be given back if so."""
+        with self._lock:
+            fits = nbytes <= self._left
+            if fits:
+                self._left -= nbytes
+            return fits
+
+    def give_back(self, nbytes: int) -> None:
+        """These copies are gone."""
+        with self._lock:
+            self._left = min(self._most, self._left + nbytes)  # a fork's parent may have taken it
+
+
+class Spare(NamedTuple):
+    """A call of which nothing can change any more.
+
+    Attributes:
+        call: the call.
+        blocks: shared memory in which some of its data lies, one share for each time.
+        nbytes: what was copied of the rest.
+        room: where this was taken.
+    """
+
+    call: Encoded
+    blocks: Sequence[Block]
+    nbytes: int
+    room: SpareRoom
+
+    @classmethod
+    def of(cls, call: Encoded, load: Load, room: SpareRoom) -> Spare | None:
+        """That of a call. To be released.
+
+        Arrays of jax do not change, whatever jax has made them of; what lies in shared memory is a
+        copy; the rest is copied.
+
+        Args:
+            call: the call.
+            load: its data, which was loaded just now so that the caller may change it.
+            room: for copies.
+
+        Returns:
+            None where there is no room.
+        """
+        in_blocks = load.in_blocks()
+        owned = list(zip(chain(call.owners, repeat(-1)), call.buffers, strict=False))
+        stays = in_blocks.keys() | call.sources.keys()
+        nbytes = sum(len(data) for owner, data in owned if owner not in stays)
+        if not room.take(nbytes):
+            return None
+        try:
+            buffers = [
+                in_blocks.get(owner, data)[: len(data)]
+                if owner in stays
+                else memoryview(bytes(data))
+                for owner, data in owned
+            ]
+        except BaseException as error:
+            room.give_back(nbytes)
+            if isinstance(error, MemoryError):
+                return None
+            raise
+        blocks = [block for block, _ in load.places]
+        for block in blocks:
+            block.hold()
+        return cls(call._replace(buffers=buffers), blocks, nbytes, room)
+
+    def release(self) -> None:
+        """The call is not made again."""
+        for block in self.blocks:
+            block.release()
+        self.room.give_back(self.nbytes)

@@ -1,0 +1,274 @@
+"""The session with one server: connected when needed, and again when the connection was lost."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.connection.pending import twice
+from jaxd.connection.settings import Settings
+from jaxd.events.progress import Progress
+from jaxd.events.warnings import Notices
+from jaxd.remote_values.store import OpenSession, RemoteValues
+from jaxd.transfer.routing import Routes
+from jaxd_protocol.base.process import Later, forget_after_fork
+from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.network.addresses import Address
+
+if TYPE_CHECKING:
+    from jaxd.connection.connection import ClientConnection
+    from jaxd.connection.pending import Answers
+    from jaxd.events.callbacks import Callbacks
+    from jaxd.events.output import Hearing
+
+__all__ = ["MAX_WORKERS", "Session"]
+
+MAX_WORKERS: Final = 4
+"""How many workers a call is sent to while one after the other is replaced."""
+
+_HANDSHAKES: Final = 3
+
+
+class Session:
+    """The session with one server: a connection, and what belongs to the session. Thread-safe.
+
+    Connects when first used.
+
+    Args:
+        settings: where the server is and how to prove who we are.
+        answers: who answers what the server asks.
+
+    Attributes:
+        address: where it was found; None before the first connection.
+        id: the server's name for this client, kept over connections.
+        remote: what this process has on the server in that session.
+        window: has a place for each submitted call that the server takes from one connection.
+        progress: shows how far long calls are.
+        notices: says what the server has to say of calls.
+        hearing: makes what says here what calls say there.
+        callbacks: makes what runs here what programs call back.
+        routes: how large arrays travel.
+        accepts: what the server takes, "code" or "exported"; None before the first connection.
+        platform: what it computes on.
+    """
+
+    def __init__(self, settings: Settings, answers: Answers) -> None:
+        self.settings = settings
+        self._answers = answers
+        self.progress = Progress()
+        self.notices = Notices()
+        self.hearing: Later[Hearing] = Later(self._make_hearing)
+        self.callbacks: Later[Callbacks] = Later(_make_callbacks)
+        self.routes = Routes()
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the connection without ending it, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards connecting
+        self._open: OpenSession | None = None
+        self._left: list[ClientConnection] = []
+        self.window: threading.BoundedSemaphore | None = None
+        self.address: Address | None = None
+        self.id: str | None = None
+        self.remote: RemoteValues | None = None
+        self._says_goodbye = False
+        self.accepts: str | None = None
+        self.platform = "cpu"
+
+    def _make_hearing(self) -> Hearing:
+        from jaxd.events.output import Hearing
+
+        return Hearing(self.notices, self.progress)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is an open connection now."""
+        return self._open is not None and self._open.connection.alive
+
+    def close(self) -> None:
+        """Ends the connection; the next call makes another."""
+        with self._lock:
+            found, self._open = self._open, None
+            left, self._left = self._left, []
+            if self.remote is not None:
+                self.remote.drops.stop()
+        if found is not None:
+            found.connection.retire()
+        for connection in left:
+            connection.retire()
+
+    def values(self) -> RemoteValues:
+        """What this process has on the server."""
+        return self.current().values if self.remote is None else self.remote
+
+    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+        """Sends a message without a reply if there is a connection; whether it is of any use."""
+        found = self._open
+        if remote is not self.remote:
+            return False
+        if found is not None:
+            with suppress(JaxdError):
+                found.connection.tell(verb, args)
+        return True
+
+    def say_goodbye(self) -> None:
+        """This process ends: what it has on the server is of no use any more."""
+        if self.remote is not None:
+            self.tell(self.remote, "bye")
+
+    def connection(self, fresh: bool = False) -> ClientConnection:
+        """As `current`, the connection alone."""
+        return self.current(fresh).connection
+
+    def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
+        """The open connection and its session; made, or made anew, when there is none.
+
+        A server that has no room for one more client is asked again when it says.
+
+        Args:
+            fresh: look first whether the server has ended it while it was idle; for what had
+                better not be sent twice.
+            deadline: `time.monotonic()` after which it is not asked again; None: after a minute.
+
+        Raises:
+            Busy: when the server has no room then.
+            NoServer: when no server can be found, started or reached.
+            AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
+        """
+        found = self._open
+        if fresh and found is not None:
+            found.connection.check()
+        if found is not None and found.connection.alive:
+            return found
+        try:
+            return self._opened()
+        except Busy as error:
+            return self._opened_later(error, deadline)
+
+    def _opened_later(self, error: Busy, deadline: float | None) -> OpenSession:
+        """Nobody waits for the lock meanwhile: the client can be closed."""
+        from jaxd.dispatch.retry import Politeness  # a server seldom is
+
+        politeness = Politeness(deadline)
+        while (pause_s := politeness.pause_after_s(error.retry_after_s)) is not None:
+            time.sleep(pause_s)
+            try:
+                return self._opened()
+            except Busy as again:
+                error = again
+        raise error
+
+    def _opened(self) -> OpenSession:
+        """As `current`, but a server without room is not asked again."""
+        with self._lock:
+            if self._open is None or not self._open.connection.alive:
+                self._open = self._connect_again()
+                self._open.values.drops.again()  # now: before, nothing could be told
+                for left in self._left:
+                    left.check()  # the worker behind it has ended by now
+                self._left = [left for left in self._left if left.alive]
+            return self._open
+
+    def _connect_again(self) -> OpenSession:
+        """Where a server has answered before, a handshake that breaks off means little.
+
+        It was the old worker, at its very end, or the network was lost once more. Something in
+        between, such as a tunnel, may also take connections for a server that does not run.
+        """
+        if not self._left and self.id is None:
+            return self._connect()
+        for _ in range(_HANDSHAKES - 1):
+            with suppress(ProtocolError):
+                return self._connect()
+        try:
+            return self._connect()
+        except ProtocolError as error:
+            if not isinstance(error.__cause__, EOFError | OSError):
+                raise  # something answers there, and it is no server
+            raise NoServer(
+                f"the server at {self.address} has answered before, and now the connection to it "
+                f"ends {_HANDSHAKES} times during the handshake: it is stopping, or something in "
+                "between takes connections for it while it does not run. Try again later, or look "
+                "for the cause with `jaxd doctor`."
+            ) from error
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Makes no more calls over a connection whose worker is being replaced.
+
+        Those that are open on it are still answered.
+        """
+        with self._lock:
+            if self._open is not None and self._open.connection is connection:
+                self._open = None
+                self._left.append(connection)
+
+    def _connect(self) -> OpenSession:
+        from jaxd.connection.connect import (
+            open_connection,  # imports rpyc: only a first call needs it
+        )
+
+        self.address = self.settings.server
+        if self.address is None:
+            from jaxd.connection.discovery import find_server
+
+            self.address = find_server(self.settings)
+        connection, welcome = open_connection(self.address, self.settings, self.id, self._answers)
+        connection.on_transfer = self.progress.transfer
+        if self.remote is None or self.id != welcome["session"]:
+            if self.remote is not None:
+                self.remote.drops.stop()
+            self.id = welcome["session"]
+            compress = self.settings.compress
+            self.remote = RemoteValues(self, self.address, connection.worker, compress=compress)
+            if not self._says_goodbye:
+                self._says_goodbye = True
+                atexit.register(_say_goodbye, weakref.ref(self))
+        self.window = threading.BoundedSemaphore(int(welcome["slots"]))
+        self.accepts = welcome.get("accept", "code")
+        self.platform = welcome.get("platform", "cpu")
+        self.notices.compare(welcome["peer"].versions)
+        if welcome.get("platform", "cpu") != "cpu":
+            self._keep_off(welcome)
+        return OpenSession(connection, self.remote)
+
+    def _keep_off(self, welcome: Mapping[str, Any]) -> None:
+        from jaxd.interop.gpu_guard import keep_off  # where no accelerator is, nobody pays for this
+
+        in_the_way = keep_off(welcome)
+        if in_the_way is not None:
+            self.notices.of_device(in_the_way)
+
+    def ask(self, verb: str, *args: Any) -> dict[str, Any]:
+        """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
+
+        Raises:
+            NoServer: when it cannot be reached.
+            JaxdError: what it says instead of an answer.
+        """
+        value, _ = twice(lambda: self.connection().request(verb, args))
+        if value[0] == FAILED:
+            from jaxd_protocol.messages.failures import rebuild_failure
+
+            raise rebuild_failure(value[1])
+        report: dict[str, Any] = json.loads(value)
+        return report
+
+
+def _make_callbacks() -> Callbacks:
+    from jaxd.events.callbacks import Callbacks
+
+    return Callbacks()
+
+
+def _say_goodbye(of: weakref.ref[Session]) -> None:
+    session = of()
+    if session is not None:
+        session.say_goodbye()

@@ -1,0 +1,211 @@
+"""Programs that are built before anybody calls them: `f.warm(...)`, `f.clear()`, `jaxd warm`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from jaxd.dispatch.caller import Caller
+from jaxd.request.array_specs import encode_specs
+from jaxd.request.call_request import Encoded
+from jaxd.results.reader import ResultReader
+from jaxd_protocol.errors import NoServer
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.transforms import shown_name
+from jaxd_protocol.messages.calls import FAILED, WARM
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.recipes import Recipe, RecordedCall, load_recipes
+
+if TYPE_CHECKING:
+    from jaxd.request.function_snapshot import Spec
+
+__all__ = [
+    "Recorded",
+    "Recording",
+    "Verdict",
+    "Warmed",
+    "Warming",
+    "encode_warming",
+    "forget",
+    "form_of",
+    "recipes_since",
+    "start_of_recipes",
+    "warm",
+]
+
+Verdict = Literal["hit", "load", "compile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What was done to have a program ready.
+
+    Attributes:
+        verdict: `hit`: it was ready; `load`: it was on disk; `compile`: it was made.
+        seconds: how long that took.
+        kept: whether it is on disk, for later servers; None: nobody says.
+    """
+
+    verdict: Verdict
+    seconds: float
+    kept: bool | None = None
+
+
+class Warming(Encoded):
+    """A call that is not to be run; it brings no data but what is pickled in it."""
+
+    __slots__ = ()
+
+    @property
+    def flags(self) -> int:
+        """As those of any call, and that it is not to be run."""
+        return super().flags | WARM
+
+
+def encode_warming(
+    caller: Caller, spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
+) -> Warming:
+    """What warms a function for calls with such arguments, ready to be sent.
+
+    Raises:
+        ArgumentError, TracerError, PackingError: when an argument cannot travel.
+    """
+    caller.remember(spec)
+    identity = spec.identity
+    met: dict[Any, Any] = {}
+    with identity.travelling():
+        skeleton, buffers = encode_specs(args, kwargs, spec.statics, met)
+    if met:
+        identity.reader.learn(met)
+    return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
+
+
+def warm(caller: Caller, call: Encoded) -> Warmed:
+    """Has the server build a program, or load it; returns when it can be called.
+
+    Raises:
+        BaseException: what the function raised while it was traced.
+        JaxdError: when the server could not be asked.
+    """
+    report = json.loads(_reply(caller, call)[1])
+    return Warmed(report["verdict"], report["seconds"], report.get("kept"))
+
+
+def form_of(caller: Caller, call: Encoded) -> bytes:
+    """The skeleton of what such a call returns; its program is ready then.
+
+    Raises:
+        BaseException, JaxdError: as `warm`.
+    """
+    skeleton: bytes = _reply(caller, call)[2]
+    return skeleton
+
+
+def _reply(caller: Caller, call: Encoded) -> tuple[Any, ...]:
+    value: tuple[Any, ...] = caller.reply(call)[0]
+    if value[0] == FAILED:
+        raise rebuild_failure(value[1], call.spec.identity.reader)
+    return value
+
+
+def forget(caller: Caller | None, spec: Spec) -> int:
+    """Drops what the server has built of a function, on disk as well; returns how many programs.
+
+    Raises:
+        NoServer: with `JAXD_INLINE=1`, and when the server cannot be reached.
+    """
+    if caller is None:
+        raise NoServer(
+            "JAXD_INLINE=1 means that this process uses no server, so there is nothing to be "
+            "cleared. What jax keeps in this process, jax.clear_caches() drops."
+        )
+    identity = spec.identity
+    known = {each.key for pinned in identity.pinned.values() for each in pinned.specs.values()}
+    known |= {each.key for each in identity.specs.values()}
+    return sum(caller.session.ask("forget", key)["executables"] for key in sorted(known))
+
+
+# what was recorded ------------------------------------------------------------------------------
+
+
+def start_of_recipes(caller: Caller) -> str:
+    """A mark for `recipes_since`: this moment of the server."""
+    return str(_ask_recipes(caller, "")[0]["mark"])
+
+
+class Recording(NamedTuple):
+    """What was called since a mark.
+
+    Attributes:
+        recipes: what builds it again.
+        left_out: functions of which there is none, each with `name`, `key` and `reason`.
+    """
+
+    recipes: list[Recipe]
+    left_out: list[Mapping[str, str]]
+
+
+def recipes_since(caller: Caller, mark: str) -> Recording:
+    """What was called, by anybody, since that mark.
+
+    Raises:
+        JaxdError: when the server no longer knows, such as after a restart.
+    """
+    report, recipes = _ask_recipes(caller, mark)
+    return Recording(recipes, report["left_out"])
+
+
+def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe]]:
+    value, frame = caller.session.connection(fresh=True).request("recipes", (mark,))
+    if value[0] == FAILED:
+        raise rebuild_failure(value[1])
+    return json.loads(value[0]), load_recipes(value[1:], frame.buffers)
+
+
+class Recorded:
+    """A function of which only its recipe is here; it stands where a caller wants a `Spec`.
+
+    Its code stays closed: this process sends it to a server that asks, and never unpacks it.
+
+    Attributes:
+        recipe: what is known.
+        key, identity, options: as those of a `Spec`.
+        name, meaning, fingerprint, code, reader, calls_back: as those of an `Identity`.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.key = recipe.key
+        self.options = recipe.options
+        self.identity = self
+        self.name = recipe.name
+        self.meaning = Meaning.from_message(recipe.meaning)
+        self.fingerprint = self.meaning.fingerprint
+        self.code = recipe.code
+        self.reader = ResultReader({})
+        self.calls_back = False
+
+    def call(self, caller: Caller, call: RecordedCall) -> Warming:
+        """What warms it for one of its calls."""
+        spec = cast("Spec", self)
+        caller.remember(spec)
+        buffers: Sequence[memoryview] = call.buffers()
+        return Warming(spec, call.skeleton, b"", buffers, None, "auto")
+
+    def verdict(self, caller: Caller, call: RecordedCall) -> Verdict:
+        """What such a call would find; builds nothing."""
+        meaning = self.meaning
+        options = Options.from_bytes(self.options)
+        described = Description(
+            shown_name(self.name, options.transformations),
+            self.fingerprint,
+            options,
+            meaning.parts,
+            self.recipe.parameters,
+            meaning.shared,
+        ).to_message()
+        verdict: Verdict = caller.session.ask("why", self.key, call.skeleton, described)["verdict"]
+        return verdict

@@ -1,0 +1,4 @@
+"""What a server says while a call is open.
+
+Progress, output, warnings, and callbacks that run here.
+"""

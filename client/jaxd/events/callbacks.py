@@ -1,0 +1,440 @@
+"""Finds the function that a server's program calls back: in the table that this process made.
+
+The forms of an aim are described where servers make them, in
+`jaxd_server.user_code.callback_targets`. An aim is a literal, so nothing in it can name a
+callable. It chooses among what the client's own walk over the function has found to be given to
+`jax.debug.callback` or `io_callback`, and what the user lists in `callbacks=`; beside that it
+brings data. A server that others have got hold of must not get hold of its clients: there is no
+way in it from an object to whatever hangs there.
+
+What a server's program calls back runs here: on this process's own objects, as they are now.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.connection.server_requests import NothingGiven
+from jaxd.request.arguments import encode_arguments
+from jaxd.request.callback_context import inside
+from jaxd.results.exceptions import raised_by
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.errors import CallbackError, CalledBack, ProtocolError
+from jaxd_protocol.fingerprint.client_object import holds_function
+from jaxd_protocol.fingerprint.code.callbacks import Cell, cell_of, code_at
+from jaxd_protocol.fingerprint.model import Path, Targets
+from jaxd_protocol.jit.static_args import NO_STATICS
+from jaxd_protocol.pytree.literals import load_literal
+
+if TYPE_CHECKING:
+    from jaxd.request.function_snapshot import Identity
+
+__all__ = ["Callbacks", "Table", "refuse_functions"]
+
+Aim = tuple[Any, ...]
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Table:
+    """What may be called back in one call.
+
+    Args:
+        targets: what the function gives to be called back.
+        listed: what `callbacks=` lists.
+        arguments: what the function itself was called with; None when they are not its own.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        listed: Sequence[Callable[..., Any]] = (),
+        arguments: Arguments | None = None,
+    ) -> None:
+        self._targets = targets
+        self._listed_callbacks = listed
+        self._arguments = arguments
+
+    def function_at(self, aim: Aim, held: Sequence[Any]) -> Callable[..., Any]:
+        """The function that a server aims at.
+
+        Args:
+            aim: as it came from the server.
+            held: the arrays that it speaks of.
+
+        Raises:
+            ProtocolError: when the server may not have that called.
+            CallbackError: when it is not there any more.
+        """
+        try:
+            kind, *rest = aim
+            found = self._KINDS[kind](self, held, *rest)
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ProtocolError(
+                "the server wants a function called that this call does not give to be called "
+                "back. Is that server what it should be?"
+            ) from error
+        return found  # type: ignore[no-any-return]
+
+    def _given(self, _: Sequence[Any], number: int) -> Any:
+        target = self._targets.objects[_natural(number)]
+        root = _module(target.module) if target.module else target.root
+        return _attribute(root, target.names)
+
+    def _listed(self, _: Sequence[Any], number: int) -> Any:
+        return self._listed_callbacks[_natural(number)]
+
+    def _argument(self, _: Sequence[Any], number: int) -> Any:
+        origin = self._targets.parameters[_natural(number)]
+        return _attribute(self._value_of(origin.name), origin.names)
+
+    def _value_of(self, parameter: str) -> Any:
+        if self._arguments is None:
+            raise KeyError(parameter)
+        return self._targets.argument(parameter, *self._arguments)
+
+    def _partial(
+        self, held: Sequence[Any], aim: Aim, args: Sequence[Aim], named: Sequence[tuple[str, Aim]]
+    ) -> Any:
+        given = {_text(name): _data(each, held) for name, each in named}
+        of = self.function_at(aim, held)
+        return functools.partial(of, *[_data(each, held) for each in args], **given)
+
+    def _made(self, held: Sequence[Any], number: int, *said: Any) -> FunctionType:
+        owner, path = self._targets.codes[_natural(number)]
+        return _Maker(self, owner, held).function(path, *said)
+
+    _KINDS: Final[dict[str, Callable[..., Any]]] = {
+        "given": _given,
+        "listed": _listed,
+        "argument": _argument,
+        "partial": _partial,
+        "made": _made,
+    }
+
+    # what cells hold --------------------------------------------------------------------------
+
+    def cell_content(self, owner: FunctionType, cell: Cell, said: Aim) -> Any:
+        """What a variable holds, of which only the server knows that it is the client's own.
+
+        Raises:
+            ValueError: when it cannot be.
+        """
+        kind, *rest = said
+        if kind == "listed":
+            (number,) = rest
+            return self._listed(rest, number)
+        if cell.kind == "parameter" and cell.depth == 0 and kind == "argument":
+            if owner is not self._targets.root:
+                raise ValueError(kind)
+            return _attribute(self._value_of(cell.name), cell.names)
+        if cell.kind == "parameter" and cell.depth == 0 and kind == "self":
+            (number,) = rest
+            function, instance = self._targets.methods[_natural(number)]
+            if function is not owner or owner.__code__.co_varnames[0] != cell.name:
+                raise ValueError(kind)
+            return _attribute(instance, cell.names)
+        raise ValueError(kind)
+
+
+class _Maker:
+    """Makes functions of the code of one that this process has, as that one would make them."""
+
+    def __init__(self, table: Table, owner: FunctionType, held: Sequence[Any]) -> None:
+        self._table = table
+        self._owner = owner
+        self._held = held
+        self._cells: dict[Path, CellType] = {}
+
+    def function(
+        self, path: Path, cells: Sequence[tuple[str, Aim]], defaults: Any, keywords: Any
+    ) -> FunctionType:
+        codes = code_at(self._owner.__code__, path)
+        said = dict(cells)
+        closure = tuple(self._cell(codes, path, name, said) for name in codes[-1].co_freevars)
+        code = codes[-1]
+        function = FunctionType(code, self._owner.__globals__, code.co_name, None, closure)
+        function.__qualname__ = code.co_qualname
+        if defaults is not None:
+            function.__defaults__ = tuple(self._value(each) for each in defaults)
+        if keywords is not None:
+            function.__kwdefaults__ = {_text(name): self._value(each) for name, each in keywords}
+        return function
+
+    def _cell(self, codes: list[CodeType], path: Path, name: str, said: dict[str, Aim]) -> CellType:
+        cell = cell_of(codes, name)
+        if cell.kind == "own":
+            own = self._own(cell.name)
+            return CellType(_attribute(own.cell_contents, cell.names)) if cell.names else own
+        origin = cell.origin
+        if origin is None:
+            return CellType(self._value(said[name], cell))
+        if origin.kind == "code":
+            return self._function_cell((*path[: cell.depth], int(origin.name)), said[name])
+        is_global = origin.kind == "global"
+        root = self._owner.__globals__[origin.name] if is_global else _module(origin.name)
+        return CellType(_attribute(root, origin.names))
+
+    def _own(self, name: str) -> CellType:
+        closure = self._owner.__closure__ or ()
+        return closure[self._owner.__code__.co_freevars.index(name)]
+
+    def _function_cell(self, path: Path, said: Aim) -> CellType:
+        """One that holds a function of code that stands beside it; it may call itself."""
+        kind, *rest = said
+        if kind == "again":
+            return self._cells[path]
+        if kind != "code" or path in self._cells:
+            raise ValueError(kind)
+        made = self._cells[path] = CellType()
+        made.cell_contents = self.function(path, *rest)
+        return made
+
+    def _value(self, said: Aim, cell: Cell | None = None) -> Any:
+        if said[0] in _DATA:
+            return _data(said, self._held)
+        return self._table.cell_content(self._owner, cell or _LOCAL, said)
+
+
+_LOCAL: Final = Cell("local", 0, "")
+
+
+def _module(name: str) -> Any:
+    found = sys.modules.get(name)
+    if found is None:
+        raise CallbackError(
+            f"a function is to be called back that uses the module {name}, which this process has "
+            "not imported. Import it at the top of the file, or inside of that function."
+        )
+    return found
+
+
+def _attribute(root: Any, names: Sequence[str]) -> Any:
+    found = root
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise CallbackError(
+                f"a function is to be called back that is not there any more: {error}. Do not "
+                "remove it while programs run that call it."
+            ) from error
+    return found
+
+
+# data ---------------------------------------------------------------------------------------------
+
+
+def _data(said: Aim, held: Sequence[Any]) -> Any:
+    kind, content = said
+    return _DATA[kind](content, held)
+
+
+def _dict(pairs: Sequence[tuple[Aim, Aim]], held: Sequence[Any]) -> dict[Any, Any]:
+    return {_data(key, held): _data(value, held) for key, value in pairs}
+
+
+def _held(number: int, held: Sequence[Any]) -> Any:
+    found = held[_natural(number)]
+    if not _is_array(found):
+        raise TypeError(found)
+    return found
+
+
+def _array(number: int, held: Sequence[Any]) -> Any:
+    import numpy
+
+    return numpy.array(_held(number, held))
+
+
+def _items(kind: Callable[[Any], Any]) -> Callable[[Sequence[Aim], Sequence[Any]], Any]:
+    return lambda items, held: kind([_data(each, held) for each in items])
+
+
+_DATA: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
+    "value": lambda value, _: value,  # a literal, as the whole aim is one
+    "held": _held,
+    "array": _array,
+    "list": _items(list),
+    "tuple": _items(tuple),
+    "set": _items(set),
+    "frozenset": _items(frozenset),
+    "dict": _dict,
+}
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array as `arrays_here` makes them, and nothing that behaves like one."""
+    from jaxd.interop.lazy_array import ArrayLike
+    from jaxd.interop.native import PRNGKeys
+
+    numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
+    return (
+        isinstance(value, ArrayLike)
+        or type(value) is PRNGKeys
+        or (numpy is not None and type(value) is numpy.ndarray)
+        or (jax is not None and isinstance(value, jax.Array))
+    )
+
+
+def refuse_functions(value: Any) -> None:
+    """Returns when what a function is called with holds no function or class; see `holds_function`.
+
+    Raises:
+        ProtocolError: when it does.
+    """
+    if holds_function(value):
+        raise ProtocolError(
+            "the server gives a function to what it calls back. Is that server what it should be?"
+        )
+
+
+def _natural(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise IndexError(number)
+    return number
+
+
+def _text(name: Any) -> str:
+    if type(name) is not str:
+        raise TypeError(name)
+    return name
+
+
+_MAX_CALLS: Final = 256
+
+
+class Callbacks:
+    """Runs what programs of one server call back. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forgets the calls of the parent, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards _called
+        self._called = BoundedDict[tuple[object, int], BaseException | None](_MAX_CALLS)
+
+    def run(
+        self,
+        connection: object,
+        identity: Identity,
+        arguments: Arguments | None,
+        question: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+    ) -> tuple[Any, Sequence[memoryview]]:
+        """Calls a function of this process; what it returns, for the server.
+
+        Args:
+            connection: over which the call was made.
+            identity: what was called.
+            arguments: with what, where it may call that back.
+            question: its number, what is to be called with what, whether its result is wanted.
+            buffers: the rest of it.
+
+        Raises:
+            NothingGiven: when the call gives nothing to be called back.
+            BaseException: what the function raises; it is kept for the caller as well.
+        """
+        if not identity.calls_back:
+            raise NothingGiven(
+                f"the server wants a function called back by {identity.name}, which "
+                "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
+                "server what it should be?"
+            )
+        if tuple(map(type, question)) != (int, bytes, bytes, int):
+            raise _unknown()
+        number, skeleton, blob, wants_result = question
+        self._note(connection, number, None)
+        try:
+            with inside():
+                function, args, kwargs = self._aimed(identity, arguments, skeleton, blob, buffers)
+                result = function(*args, **kwargs)
+            return _encoded(identity, result if wants_result else None)
+        except BaseException as error:
+            self._note(connection, number, error)
+            raise
+
+    def _aimed(
+        self,
+        identity: Identity,
+        arguments: Arguments | None,
+        skeleton: bytes,
+        blob: bytes,
+        buffers: Sequence[memoryview],
+    ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """The function of this process that is to be called, and with what."""
+        with identity.travelling():
+            read = identity.reader.read(skeleton, blob, buffers, "auto")
+        if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
+            raise _unknown()
+        aim, held, args, kwargs = read
+        literal, end = load_literal(aim, 0)
+        if type(literal) is not tuple or end != len(aim):
+            raise _unknown()
+        table = Table(identity.targets, identity.callbacks, arguments)
+        function = table.function_at(literal, held)
+        refuse_functions((args, kwargs))
+        return function, args, kwargs
+
+    def _note(self, connection: object, number: int, error: BaseException | None) -> None:
+        with self._lock:
+            self._called[connection, number] = error
+
+    def forget(self, connection: object, number: int) -> tuple[bool, BaseException | None]:
+        """Whether a call has called back, and what the last function raised that it called."""
+        name = (connection, number)
+        with self._lock:
+            return name in self._called, self._called.pop(name, None)
+
+    def refuse_again(self, connection: object, number: int, name: str) -> None:
+        """Returns when a call that was lost may be made once more.
+
+        Raises:
+            CalledBack: when it has called back: its effects must not happen twice.
+        """
+        has_called, _ = self.forget(connection, number)
+        if has_called:
+            raise CalledBack(
+                f"the connection to the server ended while {name} was running, after it had called "
+                "back functions of this process. It is not repeated by itself, because their "
+                "effects would happen twice. Call it again if that does no harm."
+            )
+
+    def raise_failure(
+        self, connection: object, number: int, identity: Identity, failure: Any, address: str
+    ) -> None:
+        """Returns when a call has failed for other reasons than what it has called back.
+
+        Raises:
+            BaseException: what became of the call, from what the function here has raised.
+        """
+        _, error = self.forget(connection, number)
+        if error is not None:
+            raise raised_by(failure, identity.name, identity.reader, address) from error
+
+
+def _unknown() -> ProtocolError:
+    return ProtocolError(
+        "the server calls back in a way that this client does not know. Install the same jaxd on "
+        "both sides."
+    )
+
+
+def _encoded(identity: Identity, result: Any) -> tuple[Any, Sequence[memoryview]]:
+    with identity.travelling():
+        encoded = encode_arguments((result,), {}, NO_STATICS, {})
+    return (encoded.skeleton, encoded.blob), encoded.buffers

@@ -1,0 +1,245 @@
+"""What functions say on the server comes out here: printed, warned of, logged, each thing once.
+
+While a connection is read, in the order in which it was said. A warning that the user's filters
+turn into an error is raised where the call is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, Final, TextIO
+
+from jaxd.events.progress import Progress
+from jaxd.events.warnings import Notices
+from jaxd.interop.jax_runtime import logs_compiles
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.messages.tracebacks import shown_file
+from jaxd_protocol.packages.installed import content_of
+
+__all__ = ["HEARD", "HeardBefore", "Hearing"]
+
+_MAX_CALLS: Final = 64
+_MAX_THINGS: Final = 1000
+
+_Call = tuple[object, int]
+_Things = Counter[tuple[str, Any]]
+
+
+class HeardBefore:
+    """What calls have said while they ran, for the case that one is lost and made once more.
+
+    Then it says the same again. What each call has said is counted, and not taken in order: a
+    program says unordered things as it comes to them. Thread-safe.
+
+    Attributes:
+        is_waiting: whether a call was lost that may be made again; each call looks here.
+    """
+
+    def __init__(self) -> None:
+        self.is_waiting = False
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forgets the calls of the parent, as the child of a fork must."""
+        self._lock = threading.Lock()  # guards these
+        self._said = BoundedDict[_Call, _Things](_MAX_CALLS)
+        self._lost = BoundedDict[int, tuple[object, _Things]](_MAX_CALLS)
+        self._expected = BoundedDict[_Call, _Things](_MAX_CALLS)
+        self.is_waiting = False
+
+    def was_said(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
+        """Notes what a call says; whether it had said it before it was lost.
+
+        Args:
+            connection: over which the call was made.
+            number: which one it is.
+            thing: what kind of thing it says, and what.
+        """
+        name = connection, number
+        with self._lock:
+            said = self._said.setdefault(name, Counter())
+            if len(said) < _MAX_THINGS:
+                said[thing] += 1
+            expected = self._expected.get(name)
+            if not expected or not expected[thing]:
+                return False
+            expected[thing] -= 1
+            return True
+
+    def lost(self, call: object, connection: object, number: int) -> None:
+        """The connection of a call ended before its reply."""
+        with self._lock:
+            self._expected.pop((connection, number), None)
+            said = self._said.pop((connection, number), None)
+            if said:
+                self._lost[id(call)] = call, said  # which keeps the id
+                self.is_waiting = True
+
+    def goes_on_as(self, call: object, repeated: object) -> None:
+        """A call that was lost is made again as another one."""
+        if self.is_waiting and call is not repeated:
+            with self._lock:
+                _, said = self._lost.pop(id(call), (None, None))
+                if said:
+                    self._lost[id(repeated)] = repeated, said
+
+    def again(self, call: object, connection: object, number: int) -> None:
+        """The call is made under this number."""
+        with self._lock:
+            _, said = self._lost.pop(id(call), (None, None))
+            self.is_waiting = bool(self._lost)
+            if said:
+                self._expected[connection, number] = said
+
+
+HEARD: Final = frozenset({"print", "warned", "logged", "compiled"})
+"""The kinds of events that are for here."""
+
+_MOST_LOGGERS: Final = 256
+"""That a server can have made here."""
+
+_MOST_FILES: Final = 1000
+"""With warnings, of which it is known whether they were shown."""
+
+
+class Hearing:
+    """Says here what calls say there. Thread-safe; never raises.
+
+    Args:
+        notices: takes what has to wait for the thread whose call it is.
+        progress: has a line on the terminal, which has to go first.
+
+    Attributes:
+        before: what calls have said that may be made again.
+    """
+
+    def __init__(self, notices: Notices, progress: Progress) -> None:
+        self._notices = notices
+        self._progress = progress
+        self._registries = BoundedDict[str, dict[Any, Any]](_MOST_FILES)
+        self._loggers = 0
+        self.before = HeardBefore()
+        forget_after_fork(self.before)
+
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Call `number` of a connection says something."""
+        thing = kind, content.get("text")
+        if kind == "compiled" or not self.before.was_said(connection, number, thing):
+            with suppress(Exception):  # whatever a stream or handler of the user's does
+                if kind == "print":
+                    self._print(content)
+                elif kind == "warned":
+                    self._warn(content, lambda act: self._notices.later(connection, number, act))
+                elif kind == "logged":
+                    self._log(content)
+                else:
+                    self._notices.later(connection, number, lambda: self._compiled(content))
+
+    def _print(self, content: dict[str, Any]) -> None:
+        stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
+        self._progress.make_way()
+        if stream is not None:
+            _write(stream, content["text"])
+            if content["flush"]:
+                stream.flush()
+
+    def _warn(self, content: dict[str, Any], later: Callable[[Callable[[], None]], None]) -> None:
+        file, line = content["file"], content["line"]
+        category = _category(content)
+        module = _module_of(file)
+        name = "<unknown>" if module is None else module.__name__
+        registry = self._registries.setdefault(file, {})
+        if module is not None:
+            registry = vars(module).setdefault("__warningregistry__", {})
+        self._progress.make_way()
+        try:
+            warnings.warn_explicit(
+                content["text"], category, shown_file(file), line, name, registry
+            )
+        except Warning as error:  # the user's filters want it raised
+            raised = error
+            later(lambda: _raise(raised))
+
+    def _compiled(self, content: dict[str, Any]) -> None:
+        """In the thread whose call it is: whether it wants to know is a setting of the thread."""
+        if logs_compiles():
+            self._log(content)
+
+    def _log(self, content: dict[str, Any]) -> None:
+        import logging  # only who logs needs it
+
+        logger = logging.getLogger(content["name"] if self._may_log_as(content["name"]) else None)
+        record = logger.makeRecord(
+            content["name"],
+            content["level"],
+            content["file"],
+            content["line"],
+            content["text"],
+            (),
+            None,
+            content["function"],
+        )
+        record.exc_text = content["traceback"]
+        if logger.isEnabledFor(record.levelno):
+            self._progress.make_way()
+            logger.handle(record)
+
+    def _may_log_as(self, name: str) -> bool:
+        """Whether a logger of that name is there, or may be made: they are never forgotten."""
+        import logging
+
+        if name not in logging.root.manager.loggerDict:
+            if self._loggers >= _MOST_LOGGERS:
+                return False
+            self._loggers += 1
+        return True
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # the function goes on: nobody else would say it
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _raise(error: Warning) -> None:
+    raise error
+
+
+def _category(content: dict[str, Any]) -> type[Warning]:
+    """The category in this process; where it does not have it, the nearest of Python's own.
+
+    A server names it, and a warning is made of it: so it is one whose class has no code for that.
+    """
+    from jaxd_protocol.messages.failures import has_code  # most calls warn of nothing
+
+    module, name = content["category"]
+    found: Any = content_of(module).get(name)
+    if isinstance(found, type) and issubclass(found, Warning) and not has_code(found, _CODE):
+        return found
+    for base in content["bases"]:
+        known = getattr(builtins, base, None)
+        if isinstance(known, type) and issubclass(known, Warning):
+            return known
+    return UserWarning
+
+
+_CODE: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "__repr__"})
+
+
+def _module_of(file: str) -> ModuleType | None:
+    """The module of this process that was loaded from a file."""
+    for name in list(sys.modules):
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType) and content_of(name).get("__file__") == file:
+            return module
+    return None

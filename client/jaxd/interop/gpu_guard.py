@@ -1,0 +1,109 @@
+"""Keeps a process off the GPU of a server on the same machine, where jax would take most of it.
+
+jax takes three quarters of a GPU's memory when it first computes anything, such as the array that
+a client makes of a result. A client's own jax therefore stays on the CPU, unless its user has said
+which devices it is to have.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from jaxd.interop.jax_runtime import prefer_cpu, require_jax, started_platform
+from jaxd_protocol.base.machine import machine_id
+
+__all__ = ["keep_off"]
+
+_CHOSEN = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def keep_off(server: Mapping[str, Any]) -> str | None:
+    """Has jax use the CPU in this process, also when it is imported later.
+
+    Nothing happens where the server is on another machine or uses no accelerator, or where the
+    environment says what jax is to use here.
+
+    Args:
+        server: `platform`, `machine` and `visible_devices`, as its welcome has them.
+
+    Returns:
+        What to warn of: jax uses an accelerator here already. None when all is well.
+    """
+    platform = server.get("platform", "cpu")
+    if platform == "cpu" or _is_elsewhere(server) or _is_chosen(server):
+        return None
+    if "jax" not in sys.modules:
+        _watch_imports()
+        return None
+    require_jax()  # another thread may be about to import it
+    if started_platform() in {None, "cpu"}:
+        prefer_cpu()
+        return None
+    return (
+        f"jax in this process has taken the {platform} that the server on this machine uses, and "
+        "with it most of its memory. Make the first call before jax computes anything here, set "
+        "JAX_PLATFORMS=cpu for this process, or give each its own with CUDA_VISIBLE_DEVICES."
+    )
+
+
+def _is_elsewhere(server: Mapping[str, Any]) -> bool:
+    theirs = server.get("machine")
+    return theirs is None or theirs != machine_id()
+
+
+def _is_chosen(server: Mapping[str, Any]) -> bool:
+    """Whether the user has said what this process is to use, and it is not the server's."""
+    visible = os.environ.get(_VISIBLE)
+    is_apart = visible is not None and visible != server.get("visible_devices")
+    return is_apart or any(os.environ.get(name) for name in _CHOSEN)
+
+
+def _watch_imports() -> None:
+    """Has `import jax` choose the CPU.
+
+    A variable in the environment would do the same, and reach every process that this one starts.
+    """
+    if not any(isinstance(finder, _JaxFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _JaxFinder())
+
+
+class _JaxFinder:
+    """Finds what the others find, and has jax's loader do one thing more."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "jax":
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _ThenCpu(spec.loader)
+                    return spec
+        return None
+
+
+class _ThenCpu(Loader):
+    """Loads a module as its own loader does, and then chooses the CPU."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader  # whoever looks at it finds it as it always is
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        prefer_cpu()

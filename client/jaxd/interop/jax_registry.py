@@ -1,0 +1,182 @@
+"""What jax is told of our arrays, and what it knows of the classes of this process.
+
+Nodes of trees are made by what this process has registered with jax for their class. Mappings whose
+keys are no plain values, or that make values by themselves, need no jax. For the rest:
+`PyTreeDef.from_node_data_and_children`, which jax does not document.
+
+jax takes an object for an array in three ways: it is an instance of `jax.Array`, its class has an
+abstract value, and its class has a way to become an array. The first is a subclass; the other two
+are private tables, named here and nowhere else. All of it happens in a process that has imported
+jax, when an array of ours first meets it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Final
+
+from jaxd.interop.jax_runtime import at_once, loaded_jax
+from jaxd.interop.lazy_array import ArrayLike
+from jaxd_protocol.errors import ResultError
+
+__all__ = [
+    "MAPPINGS",
+    "array_class",
+    "is_registered",
+    "key_dtype",
+    "leaf_class",
+    "register",
+    "structure",
+    "unflatten",
+]
+
+
+def is_registered(cls: type) -> bool:
+    """Whether instances of a class can be made: by itself, or because jax is imported."""
+    if cls in MAPPINGS:
+        return True
+    try:
+        return loaded_jax() is not None and _structure(cls, None, 0) is not None
+    except (RuntimeError, ValueError):  # which of them depends on the version
+        return False
+
+
+def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
+    """An instance, made as `jax.jit` makes those that it returns.
+
+    Raises:
+        ResultError: when the class does not take these.
+    """
+    try:
+        if cls in MAPPINGS:
+            return MAPPINGS[cls](aux, children)
+        _check_fields(cls, aux, children)
+        return _structure(cls, aux, len(children)).unflatten(children)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds a {cls.__module__}.{cls.__qualname__}, which cannot be made here: "
+            f"{error}. Return dicts, lists and tuples from the function."
+        ) from error
+
+
+def _check_fields(cls: type, aux: Any, children: list[Any]) -> None:
+    """Raises unless a dataclass has as many fields: jaxlib reads on behind too few children."""
+    if "__dataclass_fields__" not in dir(cls):
+        return
+    from jaxd_protocol.jax_objects.registrations import class_registration
+
+    found = class_registration(cls)
+    if found is not None and found.style == "dataclass":
+        data, static = found.parts
+        if type(aux) is not tuple or (len(children), len(aux)) != (len(data), len(static)):
+            raise ValueError(f"it has {len(data)} children and {len(static)} static fields")
+
+
+def structure(tree: Any) -> Any:
+    """The structure of a tree.
+
+    Raises:
+        ResultError: when jax is not imported, or cannot take the tree apart.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        raise ResultError(
+            "the result holds the structure of a tree, which only jax can make: import jax here, "
+            "or return dicts, lists and tuples from the function."
+        )
+    try:
+        return jax.tree.structure(tree)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds the structure of a tree, which cannot be made here: {error}. "
+            "Return dicts, lists and tuples from the function."
+        ) from error
+
+
+def _structure(cls: type, aux: Any, count: int) -> Any:
+    tools = loaded_jax().tree_util
+    leaf = tools.tree_structure(0)
+    make = tools.PyTreeDef.from_node_data_and_children
+    return make(tools.default_registry, (cls, aux), [leaf] * count)
+
+
+def _default_dict(aux: Any, children: list[Any]) -> Any:
+    factory, keys = aux
+    return defaultdict(factory, zip(keys, children, strict=True))
+
+
+MAPPINGS: Final[dict[type, Callable[[Any, list[Any]], Any]]] = {
+    dict: lambda keys, children: dict(zip(keys, children, strict=True)),
+    OrderedDict: lambda keys, children: OrderedDict(zip(keys, children, strict=True)),
+    defaultdict: _default_dict,
+}
+"""Classes whose instances are keys and values, for which jax is not needed."""
+
+
+@lru_cache(maxsize=8)
+def leaf_class(cls: type[ArrayLike]) -> type[ArrayLike]:
+    """`cls` as a subclass of `jax.Array`, known to jax. Call it once jax is loaded.
+
+    Its attributes are those of `cls`; what only `jax.Array` has, the array itself answers, but for
+    `aval` and `sharding`, which `jnp.zeros_like` and `jax.eval_shape` ask for: nothing moves.
+    """
+    base = loaded_jax().Array
+    theirs = [name for name in vars(base) if name != "__slots__" and not hasattr(cls, name)]
+    forwards = {name: _ask_the_array(name) for name in theirs}
+    known = {
+        "aval": property(_abstract),
+        "sharding": property(_where_it_would_lie),
+        "_committed": False,  # else jit would compile for it what it has compiled for arrays
+    }
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    found = type(cls.__name__, (cls, base), forwards | known | names)
+    for each in (cls, found):  # arrays that are older than the import of jax stay `cls`
+        register(each)
+    return found
+
+
+def register(cls: type[ArrayLike]) -> None:
+    """Tells jax about a class; where its tables have moved, `jax.jit(f)(x)` refuses the array."""
+    with suppress(KeyError, AttributeError):
+        sys.modules["jax._src.core"].pytype_aval_mappings[cls] = _abstract
+        sys.modules["jax._src.dtypes"].register_canonicalize_value_handler(cls, _as_jax)
+
+
+@lru_cache(maxsize=1)
+def array_class() -> type:
+    """The class that the arrays of jax have."""
+    return type(at_once(loaded_jax().device_put, 0))
+
+
+@lru_cache(maxsize=16)
+def key_dtype(impl: str) -> Any:
+    """The dtype of typed PRNG keys. Computes nothing."""
+    jax = loaded_jax()
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def _ask_the_array(name: str) -> property:
+    return property(lambda self: getattr(self._touched(), name), doc=f"As `{name}` of the array.")
+
+
+def _abstract(array: Any) -> Any:
+    """The shape and dtype of an array as jax has them."""
+    shaped = loaded_jax().core.ShapedArray
+    return shaped(array.shape, array.dtype, weak_type=array.weak_type)
+
+
+def _where_it_would_lie(_: Any) -> Any:
+    return _sharding_on(loaded_jax().config.jax_default_device)
+
+
+@lru_cache(maxsize=8)
+def _sharding_on(_: Any) -> Any:
+    return at_once(loaded_jax().device_put, 0).sharding
+
+
+def _as_jax(array: Any) -> Any:
+    return array.__jax_array__()

@@ -1,0 +1,207 @@
+"""The client's only door to jax: used when the user's process has imported it, never before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from jaxd_protocol.errors import ConfigurationError, TracerError
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.pytree import TreeEncoder
+
+__all__ = [
+    "at_once",
+    "current_config",
+    "encode_jax",
+    "loaded_jax",
+    "logs_compiles",
+    "prefer_cpu",
+    "refuse_no_shardings",
+    "refuse_settings_that_stay",
+    "require_jax",
+    "started_platform",
+    "to_jax",
+    "to_jax_keys",
+    "weak_array",
+]
+
+_TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
+
+
+def loaded_jax() -> Any:
+    """The jax module when this process has imported it completely, else None."""
+    jax = sys.modules.get("jax")
+    return jax if jax is not None and hasattr(jax, "Array") and hasattr(jax, "random") else None
+
+
+def require_jax() -> None:
+    """Imports jax for a caller who asked for jax arrays.
+
+    Raises:
+        ConfigurationError: when it is not installed.
+    """
+    if loaded_jax() is None:
+        try:
+            importlib.import_module("jax")
+        except ImportError as error:
+            raise ConfigurationError(
+                "results='jax' needs jax in this process. Run: pip install 'jaxd[server]', or "
+                "ask for results='numpy'."
+            ) from error
+
+
+def started_platform() -> str | None:
+    """What jax computes on in this process; None while it has not started anything.
+
+    Uses jax's private `xla_bridge`, because every public question starts it.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return None
+    platform: str = sys.modules["jax"].default_backend()
+    return platform
+
+
+def prefer_cpu() -> None:
+    """Has jax, which is imported and may not have started, use the CPU unless it was told what."""
+    config = sys.modules["jax"].config
+    if not config.jax_platforms:
+        config.update("jax_platforms", "cpu")
+
+
+def current_config() -> dict[str, Any]:
+    """The settings that travel, as they are in this thread now.
+
+    Without jax, those that the environment would give it: JAX_ENABLE_X64 and the like.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        return _config_of_environment()
+    return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+
+
+def logs_compiles() -> bool:
+    """Whether jax is to log what it compiles, in this thread now."""
+    jax = loaded_jax()
+    return jax is not None and bool(jax.config.jax_log_compiles)
+
+
+def refuse_settings_that_stay() -> None:
+    """Returns when all settings that do not travel are as the server has them.
+
+    Raises:
+        ConfigurationError: when one is not: the server's results would be others than jax's here.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        return
+    for name, value in CONFIG_FIXED.items():
+        mine = getattr(jax.config, name, value)
+        if mine != value:
+            raise ConfigurationError(
+                f"{name} is {mine!r} in this process, and always {value!r} on a server. Set it "
+                "back, or run the function here with JAXD_INLINE=1."
+            )
+
+
+def refuse_no_shardings(option: str, value: Any) -> None:
+    """Returns when a tree holds nothing but shardings, specs of partitions, formats and None.
+
+    Raises:
+        TypeError: as jax, when there is something else in it.
+    """
+    jax = loaded_jax()
+    leaves = [value] if jax is None else jax.tree.leaves(value, is_leaf=lambda leaf: leaf is None)
+    for leaf in leaves:
+        if jax is None or not (leaf is None or isinstance(leaf, _kinds_of_sharding(jax))):
+            raise TypeError(
+                f"{option} leaf specifications are expected to be PartitionSpec instances or "
+                f"None, but got {leaf}. Give shardings, which jax.sharding has."
+            )
+
+
+def _kinds_of_sharding(jax: Any) -> tuple[type, ...]:
+    layout = importlib.import_module("jax.experimental.layout")
+    return jax.sharding.Sharding, jax.sharding.PartitionSpec, layout.Format
+
+
+@lru_cache(maxsize=1)
+def _config_of_environment() -> dict[str, Any]:
+    texts = {name: os.environ.get(name.upper(), "") for name in CONFIG_DEFAULTS}
+    return {
+        name: text.lower() in _TRUE if isinstance(CONFIG_DEFAULTS[name], bool) else text
+        for name, text in texts.items()
+        if text
+    }
+
+
+def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
+    """Appends a jax array, or an array of PRNG keys; False when the value is neither.
+
+    Raises:
+        TracerError: when it is a tracer: jax traces whoever calls.
+    """
+    jax = loaded_jax()
+    if jax is None or not isinstance(value, jax.Array):
+        return False
+    if isinstance(value, jax.core.Tracer):
+        raise TracerError(
+            "a tracer has no data that could be sent: it stands for a value inside of jax.jit, "
+            "grad, vmap or the like. Only a plain call, f(x), becomes part of what jax traces "
+            "there; submit, call_async, map, remote, warm, why and put need arrays. Make a plain "
+            "call here, or use them outside of what is traced."
+        )
+    import numpy
+
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = numpy.asarray(at_once(jax.random.key_data, value))
+        encoder.key(str(jax.random.key_impl(value)), data)
+    else:
+        encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
+    return True
+
+
+def at_once(make: Callable[..., Any], *args: Any) -> Any:
+    """What a function of jax's makes of arrays: an array also where jax traces whoever calls.
+
+    Inside of `jax.jit` it would be a tracer, which must not be kept.
+    """
+    made = make(*args)
+    jax = loaded_jax()
+    if isinstance(made, jax.core.Tracer):
+        with jax.ensure_compile_time_eval():
+            made = make(*args)
+    return made
+
+
+def to_jax(array: Any, weak: bool) -> Any:
+    """A numpy array as a jax array of the same dtype on the default device.
+
+    float64 and its kin need jax_enable_x64, which the arrays of such a call imply.
+    """
+    jax = loaded_jax()
+    if weak:
+        return weak_array(array)
+    if array.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        with jax.enable_x64(True):
+            return at_once(jax.device_put, array)
+    return at_once(jax.device_put, array)
+
+
+def weak_array(array: Any) -> Any:
+    """A weakly typed jax array of exactly this dtype. Uses jax's private `ArrayImpl`."""
+    jax = loaded_jax()
+    with jax.enable_x64(True):
+        strong = at_once(jax.device_put, array)
+    aval = strong.aval.update(weak_type=True)
+    return type(strong)(aval, strong.sharding, [strong], committed=False)
+
+
+def to_jax_keys(data: Any, impl: str) -> Any:
+    """Typed PRNG keys over their numbers."""
+    jax = loaded_jax()
+    return at_once(lambda: jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl))

@@ -1,0 +1,261 @@
+"""Arrays that stay on the server until they are touched here."""
+
+from __future__ import annotations
+
+import copy as copies
+import math
+import operator
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final, NoReturn
+
+from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.lazy_array import ArrayLike, touched
+from jaxd.interop.native import array_here, kind_here
+from jaxd.interop.result_batch import DELETED, ArrayFetcher, Origin
+from jaxd_protocol.errors import ValueDeleted
+from jaxd_protocol.pytree import Leaf
+from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
+
+__all__ = ["RemoteArray", "by_handle"]
+
+by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
+    "by_handle", default=None
+)
+"""What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
+
+
+class RemoteArray(ArrayLike):
+    """An array that lies on the server, and comes home when it is touched.
+
+    It behaves as the array itself: as a `jax.Array`, of which it is an instance, in a process that
+    has imported jax; else as a numpy array. It cannot be changed. Shape, dtype and `repr` move
+    nothing, `h[10:20]` only these rows; everything else brings the array home once and keeps it.
+    Given to a persistent function it does not move. Thread-safe; threads that touch it first at
+    the same time may each bring it.
+
+    Args:
+        origin: the call that made it, and others.
+        number: which of these it is.
+    """
+
+    _data: memoryview | None = None
+    _here: Any = None
+    _kind = ""
+
+    @classmethod
+    def kind(cls) -> Any:
+        """The class to make arrays of: in a process that has jax, they are `jax.Array`s too."""
+        if loaded_jax() is None:
+            return cls
+        from jaxd.interop.jax_registry import leaf_class
+
+        return leaf_class(RemoteArray)
+
+    def __init__(self, origin: Origin, number: int) -> None:
+        self.origin = origin
+        self.number = number
+
+    def __del__(self) -> None:
+        self.origin.let_go(self.number)
+
+    @property
+    def __class__(self) -> Any:
+        """Of an array that is older than the import of jax: a `jax.Array` all the same."""
+        return type(self).kind()
+
+    @__class__.setter
+    def __class__(self, _: Any) -> NoReturn:
+        raise TypeError("the class of an array cannot be changed.")
+
+    # what is known without moving anything
+
+    @property
+    def keeper(self) -> ArrayFetcher:
+        """Who has the data."""
+        return self.origin.keeper
+
+    @property
+    def id(self) -> int:
+        """Its number in the session."""
+        return self.origin.first + self.number
+
+    @property
+    def leaf(self) -> Leaf:
+        """What it is."""
+        return self.origin.leaves[self.number]
+
+    @property
+    def flight(self) -> Any:
+        """The call that makes it, when that had not run; the keeper's affair."""
+        return self.origin.flight
+
+    @property
+    def donated_to(self) -> str | None:
+        """Name of the function that was given its memory, or None."""
+        return self.origin.gone.get(self.number) or None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Dimensions."""
+        return self.leaf.shape[:-1] if self.leaf.tag == "K" else self.leaf.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype, numpy's. Of PRNG keys jax's own, or uint32 in a process without jax."""
+        if self.leaf.tag == "K" and loaded_jax() is not None:
+            from jaxd.interop.jax_registry import key_dtype
+
+            return key_dtype(self.leaf.impl)
+        return dtype_of(self.leaf.dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return itemsize_of(self.leaf.dtype) * (self.leaf.shape[-1] if self.leaf.tag == "K" else 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.leaf.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to others, as jax has it."""
+        return self.leaf.weak
+
+    def is_deleted(self) -> bool:
+        """Whether it was deleted, or donated to a call."""
+        return self.number in self.origin.gone
+
+    def __repr__(self) -> str:
+        kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
+        end = ", deleted" if self.is_deleted() else ""
+        shape = ",".join(map(str, self.shape))
+        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.keeper.where}{end}>"
+
+    # what waits or moves
+
+    def fetch(self, copy: bool = True) -> Any:
+        """The array, here: a `jax.Array` in a process that has imported jax, else numpy's.
+
+        Args:
+            copy: whether a numpy array is the caller's own. Without it, it is read-only and may
+                lie in memory that is shared with the server.
+
+        Raises:
+            ValueDeleted: when it was deleted or donated.
+            Exception: what the call raised that was to compute it.
+        """
+        if not copy and not self.is_here:
+            self.refuse_deleted()
+            self._data = self.keeper.bring(self, copy=False)
+        array = self._touched()
+        return copies.deepcopy(array) if copy and self._kind != "jax" else array
+
+    def block_until_ready(self) -> RemoteArray:
+        """This array, once it is computed. Moves nothing.
+
+        Raises:
+            ValueDeleted: when it was deleted or donated.
+            Exception: what the call raised that was to compute it.
+        """
+        self.refuse_deleted()
+        self.keeper.wait(self)
+        return self
+
+    def delete(self) -> None:
+        """Frees its memory here and on the server. Whoever touches it later gets ValueDeleted."""
+        if not self.is_deleted():
+            self.origin.gone[self.number] = DELETED
+            self._here = self._data = None
+            self.origin.let_go(self.number)
+
+    def __getitem__(self, index: Any) -> Any:
+        from jaxd.interop.indexing import basic_index
+
+        basic = None if self.is_here else basic_index(index, self.shape)
+        if basic is not None:
+            self.refuse_deleted()
+            part = self.keeper.part(self, basic)
+            scalars = kind_here() == "numpy" and ... not in basic  # elements have their own type
+            return part[()] if scalars and not isinstance(part, ArrayLike) else part
+        return self._touched()[touched(index)]
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            "an array on the server cannot be changed. Make another one with "
+            "h.at[index].set(value) where jax is imported, or change a copy: a = np.array(h)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        cls = self._class_here()
+        if cls is not None and not hasattr(cls, name):  # asking for it must not move the array
+            raise AttributeError(f"a RemoteArray has no attribute {name!r}.")
+        return super().__getattr__(name)
+
+    @property
+    def __jax_array__(self) -> Callable[[], Any]:
+        """What jax calls for the array; looking it up makes the array known to jax."""
+        from jaxd.interop.jax_registry import leaf_class
+
+        leaf_class(RemoteArray)
+        return self._touched
+
+    def __copy__(self) -> Any:
+        return copies.copy(self._touched())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copies.deepcopy(self._touched(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        instead = by_handle.get()
+        return instead(self) if instead else (operator.getitem, ([self._touched()], 0))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its data was brought home."""
+        return self._here is not None or self._data is not None
+
+    def receive(self, data: memoryview) -> None:
+        """Takes its data, all bytes in C order, which nobody changes any more."""
+        if self._here is None:
+            self._data = data
+
+    def refuse_deleted(self) -> None:
+        """Raises `ValueDeleted` when it was deleted or donated."""
+        if not self.is_deleted():
+            return
+        if self.donated_to is not None:
+            raise ValueDeleted(
+                f"this array was donated to {self.donated_to}, which has used its memory. Use "
+                "what that call returned, or do not donate it."
+            )
+        raise ValueDeleted("this array was deleted with delete(). Make it again.")
+
+    def _touched(self) -> Any:
+        self.refuse_deleted()
+        kind = kind_here()
+        if self._here is None or self._kind != kind:
+            data = self._data
+            if data is None:
+                data = self.keeper.bring(self)
+            self._here, self._kind = array_here(self.leaf, data.toreadonly(), kind), kind
+            self._data = None if kind == "jax" else data
+        return self._here
+
+    def _class_here(self) -> type | None:
+        """The class of the array here; None for PRNG keys and where it is not loaded."""
+        if self.leaf.tag == "K":
+            return None
+        if loaded_jax() is not None:
+            from jaxd.interop.jax_registry import array_class
+
+            return array_class()
+        return getattr(sys.modules.get("numpy"), "ndarray", None)

@@ -1,0 +1,243 @@
+"""What arrays on the server have in common that came of one call.
+
+A loop makes and drops hundreds of them in each step. What they share is said here once, and what
+happens to many of them at a time is written down in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from weakref import ref
+
+from jaxd_protocol.messages.data_locations import VALUE, Row
+
+if TYPE_CHECKING:
+    from jaxd_protocol.pytree import Leaf
+
+__all__ = [
+    "DELETED",
+    "ArrayFetcher",
+    "Handle",
+    "Origin",
+    "Stretch",
+    "Stretches",
+    "are_in_order",
+    "rows_of",
+]
+
+_ORIGIN: Final = attrgetter("origin")
+_NUMBER: Final = attrgetter("number")
+
+DELETED = ""
+"""In place of the function that was given an array's memory."""
+
+
+class Handle(Protocol):
+    """An array on the server, as this process holds it: a `RemoteArray`."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it came from, with others."""
+
+    @property
+    def number(self) -> int:
+        """Which of these it is."""
+
+    @property
+    def id(self) -> int:
+        """Its number in the session."""
+
+    @property
+    def flight(self) -> Any:
+        """The call that makes it, when that had not run; the fetcher's affair."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its data was brought home."""
+
+    def receive(self, data: memoryview) -> None:
+        """Takes its data, all bytes in C order, which nobody changes any more."""
+
+    def is_deleted(self) -> bool:
+        """Whether it was deleted, or donated to a call."""
+
+    def refuse_deleted(self) -> None:
+        """Raises `ValueDeleted` when it was deleted or donated."""
+
+
+class ArrayFetcher(Protocol):
+    """Who has the data of arrays on the server."""
+
+    @property
+    def where(self) -> str:
+        """The server's address, for people."""
+
+    def bring(self, array: Handle, copy: bool = True) -> memoryview:
+        """All bytes in C order, waited for; without `copy` they may lie in shared memory.
+
+        Raises:
+            Exception: what the call raised that was to compute the array.
+        """
+
+    def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def wait(self, array: Handle) -> None:
+        """Returns when the array is computed.
+
+        Raises:
+            Exception: as `bring`.
+        """
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """Takes note that nobody here needs the array. Called in a garbage collection."""
+
+
+class Origin:
+    """Where some arrays came from.
+
+    Args:
+        keeper: who has their data.
+        first: the id of number 0 in its session; the others follow.
+        leaves: what they are, by number.
+        flight: the call that makes them, when that had not run; the keeper's affair.
+
+    Attributes:
+        arrays: those that stand for them, as long as somebody holds them.
+        is_looked_at: whether one of them was brought home by itself: the next one is not the only
+            one that somebody looks at.
+        gone: what became of those that cannot be used any more, by number: the name of the function
+            that was given their memory, or `DELETED`.
+        settled: numbers of those that the server has let go of, or was told to.
+    """
+
+    __slots__ = (
+        "arrays",
+        "first",
+        "flight",
+        "gone",
+        "is_looked_at",
+        "keeper",
+        "leaves",
+        "settled",
+    )
+
+    def __init__(
+        self, keeper: ArrayFetcher, first: int, leaves: Sequence[Leaf], flight: Any = None
+    ) -> None:
+        self.keeper = keeper
+        self.first = first
+        self.leaves = leaves
+        self.flight = flight
+        self.arrays: Sequence[ref[Handle]] = ()
+        self.is_looked_at = False
+        self.gone: dict[int, str] = {}
+        self.settled: set[int] = set()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether some of them may be of no use."""
+        return bool(self.gone) or (self.flight is not None and self.flight.error is not None)
+
+    def let_go(self, number: int) -> None:
+        """Nobody here holds one any more. Called in a garbage collection: nothing is locked."""
+        if number not in self.settled:
+            self.settled.add(number)
+            self.keeper.drop(self.first + number)
+
+
+class Stretch(NamedTuple):
+    """Arrays of one origin that follow one another, in a call as they did in their origin.
+
+    Attributes:
+        leaf: number of the first among the leaves of the call.
+        origin: theirs.
+        number: of the first in its origin.
+        arrays: they themselves.
+    """
+
+    leaf: int
+    origin: Origin
+    number: int
+    arrays: Sequence[Handle]
+
+    @property
+    def row(self) -> Row:
+        """Where their data lies."""
+        return Row(self.leaf, VALUE, self.origin.first + self.number, len(self.arrays) - 1)
+
+    def numbers(self, leaves: Collection[int]) -> list[int]:
+        """The numbers in their origin of those that are these leaves of the call."""
+        shift = self.leaf - self.number
+        end = self.leaf + len(self.arrays)
+        return [leaf - shift for leaf in leaves if self.leaf <= leaf < end]
+
+    def give(self, leaves: Collection[int], taker: str) -> None:
+        """Those that are these leaves were given to a function for good."""
+        self.origin.gone.update(dict.fromkeys(self.numbers(leaves), taker))
+
+    def give_back(self, leaves: Collection[int]) -> None:
+        """The function did not take these after all."""
+        for number in self.numbers(leaves):
+            self.origin.gone.pop(number, None)
+
+    def settle(self, leaves: Collection[int]) -> None:
+        """The server has taken these out of the session."""
+        self.origin.settled.update(self.numbers(leaves))
+
+
+class Stretches:
+    """Those of one call, as its arrays are met.
+
+    Attributes:
+        found: all so far.
+    """
+
+    __slots__ = ("_arrays", "_end", "_place", "found")
+
+    def __init__(self) -> None:
+        self.found: list[Stretch] = []
+        self._place: tuple[Origin | None, int] = (None, 0)  # of the last one
+        self._arrays: list[Handle] = []  # its arrays
+        self._end = -1  # the leaf behind it
+
+    def add(self, leaf: int, arrays: Sequence[Handle]) -> None:
+        """Takes arrays that follow one another, from that leaf of the call on."""
+        origin, number = arrays[0].origin, arrays[0].number
+        place = (origin, number - leaf)
+        if place != self._place or leaf != self._end:
+            self._place, self._arrays = place, []
+            self.found.append(Stretch(leaf, origin, number, self._arrays))
+        self._arrays += arrays
+        self._end = leaf + len(arrays)
+
+
+def are_in_order(arrays: Sequence[Handle]) -> bool:
+    """Whether arrays, at least one, have one origin, and follow one another as in it."""
+    first = arrays[0].number
+    return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [
+        *range(first, first + len(arrays))
+    ]
+
+
+def rows_of(stretches: Iterable[Stretch]) -> list[Row]:
+    """Where the data of some stretches lies."""
+    return [stretch.row for stretch in stretches]

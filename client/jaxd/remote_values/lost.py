@@ -1,0 +1,60 @@
+"""What to say when arrays on the server are gone, and somebody needs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from jaxd_protocol.errors import ValuesDied, ValuesLost
+
+if TYPE_CHECKING:
+    from jaxd.interop.result_batch import Handle
+    from jaxd.request.call_request import Encoded
+
+__all__ = ["gone", "naming", "naming_for"]
+
+_SHOWN: Final = 4
+_ADVICE: Final = "Make them again, or restore the state from a checkpoint."
+
+
+def gone(*, with_worker: bool) -> ValuesLost:
+    """The error for all arrays of a session that is no more.
+
+    Args:
+        with_worker: whether its worker is no more either.
+    """
+    if with_worker:
+        return ValuesDied(f"arrays on the server died with its worker. {_ADVICE}")
+    return ValuesLost(
+        "arrays on the server are gone: it gave them up after --session-grace-s without a "
+        f"connection. {_ADVICE}"
+    )
+
+
+def naming(
+    error: ValuesLost, arrays: Sequence[Handle], needed_by: str = "this process"
+) -> ValuesLost:
+    """The same error, and in its message which arrays somebody needed.
+
+    Args:
+        error: what has become of them.
+        arrays: these.
+        needed_by: for people.
+    """
+    kinds = Counter(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
+    shown = [
+        kind if count == 1 else f"{count} of {kind}" for kind, count in kinds.most_common(_SHOWN)
+    ]
+    more = len(kinds) - len(shown)
+    rest = f" and {more} other kinds" if more else ""
+    what, _, advice = str(error).partition(". ")
+    what = what.partition("; ")[0]  # and not who needed them before
+    needs = f"{needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}"
+    return type(error)(f"{what}; {needs}. {advice}")
+
+
+def naming_for(error: ValuesLost, call: Encoded) -> ValuesLost:
+    """As `naming`, of the arrays that a call needs."""
+    arrays = [array for stretch in call.values for array in stretch.arrays]
+    return naming(error, arrays, call.spec.identity.name)

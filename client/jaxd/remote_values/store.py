@@ -1,0 +1,377 @@
+"""The arrays that this process has on a server: where they are brought from, and how they go."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from jaxd.connection.pending import twice
+from jaxd.interop.result_batch import Origin
+from jaxd.remote_values.pipelined_calls import Services, ValueCalls
+from jaxd.results.reader import ResultReader
+from jaxd.transfer.release_queue import Drops
+from jaxd_protocol.base.process import Later, forget_after_fork
+from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.data_locations import (
+    HOME_BYTES,
+    first_id,
+    new_number,
+    pack_ids,
+    pack_rows,
+)
+from jaxd_protocol.pytree import Leaf, parse_skeleton
+
+if TYPE_CHECKING:
+    from jaxd.connection.connection import ClientConnection
+    from jaxd.connection.pending import Pending
+    from jaxd.interop.remote_array import RemoteArray
+    from jaxd.interop.result_batch import Handle
+    from jaxd.remote_values.pipeline import Flight
+    from jaxd.request.arguments import ArgumentEncoder as PutData
+    from jaxd.transfer.dedup import SentBefore
+    from jaxd_protocol.network.addresses import Address
+    from jaxd_protocol.wire import Frame
+
+__all__ = ["OpenSession", "RemoteValues", "Uplink", "specs_in"]
+
+_FETCHED_AT_ONCE: Final = 1 << 28
+
+
+class OpenSession(NamedTuple):
+    """A connection, and what belongs to the session in which it was opened."""
+
+    connection: ClientConnection
+    values: RemoteValues
+
+
+class Uplink(Services, Protocol):
+    """What reaches the server of this client."""
+
+    @property
+    def remote(self) -> RemoteValues | None:
+        """What this process has on the server in its present session."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is an open connection now."""
+
+    def current(self) -> OpenSession:
+        """The open connection and its session; made, or made anew, when there is none."""
+
+    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+        """Sends a message without a reply if there is a connection; whether it is of any use."""
+
+
+class RemoteValues:
+    """The arrays of one session; keeps them for `RemoteArray`. Thread-safe.
+
+    Args:
+        uplink: reaches the server.
+        address: the server's.
+        worker: which of its workers has them.
+        compress: whether data may be compressed on its way over a network.
+
+    Attributes:
+        where: the server's address, for people.
+        lost: why they are gone, once they are.
+        drops: collects the ids of those that nobody here holds any more.
+        sent_before: gives what the session has sent.
+        calls: those on these arrays.
+    """
+
+    def __init__(
+        self,
+        uplink: Uplink,
+        address: Address,
+        worker: tuple[Any, ...] = (),
+        *,
+        compress: bool = False,
+    ) -> None:
+        self.worker = worker
+        self.where = str(address)
+        self.lost: ValuesLost | None = None
+        self._uplink = uplink
+        self.drops = Drops(self._tell)
+        self.drop = self.drops.add
+        make = partial(_make_sent_before, self.drops, address, compress=compress)
+        self.sent_before: Callable[[], SentBefore] = Later(make)
+        self.calls = ValueCalls(self, uplink)
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: all of it is the parent's."""
+        self.drops.abandon()
+        self.calls.after_fork()
+        self.end(
+            "these arrays belong to the process that this one was forked from. Bring them home "
+            "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
+        )
+
+    def end(self, text: str) -> None:
+        """The arrays are gone: whoever touches one learns why."""
+        self._end(ValuesLost(text))
+
+    def _end(self, error: ValuesLost) -> None:
+        self.lost = error
+        self.calls.fail_all(error)
+
+    def connection(self) -> ClientConnection:
+        """A connection of this session.
+
+        Raises:
+            ValuesLost: when there is none any more.
+        """
+        if self.lost is not None:
+            raise self.lost
+        connection, values = self._uplink.current()
+        if values is not self and self.lost is None:
+            from jaxd.remote_values.lost import gone
+
+            self._end(gone(with_worker=connection.worker != self.worker))
+        if self.lost is not None:
+            raise self.lost
+        return connection
+
+    def _tell(self, ids: bytes) -> bool:
+        if self._uplink.remote is self and self._has_to_wait():
+            self.drops.put_back(ids)  # the calls that make these values come first
+            if not self._has_to_wait():  # perhaps since before that
+                self.drops.retry()
+            return True
+        return self._uplink.tell(self, "drop", ids)
+
+    def _has_to_wait(self) -> bool:
+        return not self._uplink.connected or self.calls.has_stranded()
+
+    def remote(
+        self,
+        first: int,
+        leaves: Sequence[Leaf],
+        numbers: Iterable[int] | None = None,
+        flight: Flight | None = None,
+    ) -> list[RemoteArray]:
+        """What stands for some leaves of a result.
+
+        Args:
+            first: the id of its first leaf.
+            leaves: all of them.
+            numbers: of those that are wanted; by default all.
+            flight: the call that makes them, when that had not run.
+        """
+        from jaxd.interop.remote_array import RemoteArray  # a process of small results has none
+
+        self.drops.start()
+        kind, origin = RemoteArray.kind(), Origin(self, first, leaves, flight)
+        wanted = range(len(leaves)) if numbers is None else numbers
+        arrays = list(map(kind, repeat(origin), wanted))
+        origin.arrays = list(map(weakref.ref, arrays))
+        return arrays
+
+    def bring(self, array: Handle, copy: bool = True) -> memoryview:
+        """All bytes of an array in C order.
+
+        Raises:
+            ValuesLost: when it is gone; says which one it was.
+            BaseException: what the call raised that was to compute it.
+        """
+        try:
+            return self._bring(array, copy)
+        except ValuesLost as error:
+            from jaxd.remote_values.lost import naming
+
+            raise naming(error, [array]) from None
+
+    def _bring(self, array: Handle, copy: bool = True) -> memoryview:
+        flight: Flight | None = array.flight
+        if flight is not None:
+            self.calls.wait_for(flight)
+            home = flight.data(array.number)
+            if home is not None:
+                return home
+        together = [array, *self._small_siblings(array)]
+        data, *others = self._fetch(together)
+        for other, each in zip(together[1:], others, strict=True):
+            other.receive(each)
+        return data
+
+    def _fetch(self, arrays: Sequence[Handle]) -> Sequence[memoryview]:
+        """The data of arrays, through shared memory where that is faster."""
+        ids = pack_ids(array.id for array in arrays)
+        connection = self.connection()
+        room = self._uplink.routes.room(connection, [array.nbytes for array in arrays])
+        if room is not None:
+            try:
+                self.ask("fetch", ids, pack_ids(room.places), over=connection, holds=room)
+            except ConnectionLost:
+                pass  # those blocks are not known on another connection
+            else:
+                room.filled()
+                return room.data
+        frame = self.ask("fetch", ids, b"")[1]
+        return list(frame.buffers)
+
+    def put(self, skeleton: bytes, blob: bytes, config: Any, data: PutData) -> list[RemoteArray]:
+        """Sends a flat tuple of arrays, which become values.
+
+        Raises:
+            ValuesFull: when there is no room.
+            JaxdError: as `ask`.
+        """
+        return twice(lambda: self._put(new_number(), skeleton, blob, config, data))
+
+    def _put(
+        self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
+    ) -> list[RemoteArray]:
+        connection, first = self.connection(), first_id(number)
+        load = self._uplink.routes.load(data, connection)
+        args = (number, skeleton, blob, pack_rows(load.rows), config)
+        try:
+            value, _ = self.ask("put", *args, buffers=load.buffers, over=connection, makes=number)
+        except ConnectionLost:
+            # Perhaps it runs all the same, and reads memory that is used for something else by now:
+            # nobody is to have what it makes.
+            for id in range(first, first + data.count):  # noqa: A001
+                self.drop(id)
+            raise
+        finally:
+            load.release()
+        return self.remote(first, specs_in(value[1]))
+
+    def bring_all(self, arrays: Sequence[Handle]) -> None:
+        """Brings several home, with few messages; they keep their data.
+
+        Raises:
+            ValuesLost: when they are gone; says which ones they were.
+            BaseException: what the call raised that was to compute one.
+        """
+        try:
+            for flight in {array.flight for array in arrays if array.flight is not None}:
+                self.calls.wait_for(flight)
+            rest = [array for array in arrays if not self._is_home(array)]
+            for part in _parts(rest):
+                for array, data in zip(part, self._fetch(part), strict=True):
+                    array.receive(data)
+        except ValuesLost as error:
+            from jaxd.remote_values.lost import naming
+
+            raise naming(error, arrays) from None
+
+    def _small_siblings(self, array: Handle) -> list[Handle]:
+        """What is likely to be looked at next, and costs little to bring along.
+
+        Nothing at the first time: a loop may look at one array of its state in each step.
+        """
+        origin = array.origin
+        if array.nbytes > HOME_BYTES:
+            return []
+        if not origin.is_looked_at:
+            origin.is_looked_at = True
+            return []
+        others = [other for ref in origin.arrays if (other := ref()) is not None]
+        return [
+            other
+            for other in others
+            if other is not array
+            and other.nbytes <= HOME_BYTES
+            and not other.is_deleted()
+            and not self._is_home(other)
+        ]
+
+    def _is_home(self, array: Handle) -> bool:
+        flight: Flight | None = array.flight
+        return array.is_here or (flight is not None and flight.data(array.number) is not None)
+
+    def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: here when it is small, else on the server."""
+        self.wait(array)
+        number = new_number()
+        value, frame = self.ask("part", array.id, index, HOME_BYTES, number, makes=number)
+        (spec,) = specs_in(value[1])
+        (made,) = self.remote(first_id(number), [spec])
+        if frame.buffers:
+            made.receive(frame.buffers[0])
+            return made.fetch()
+        return made
+
+    def wait(self, array: Handle) -> None:
+        """Returns when an array is computed."""
+        if array.flight is not None:
+            self.calls.wait_for(array.flight)
+
+    def ask(
+        self,
+        verb: str,
+        *args: Any,
+        buffers: Sequence[memoryview] = (),
+        over: ClientConnection | None = None,
+        holds: object = None,
+        makes: int | None = None,
+    ) -> tuple[tuple[Any, ...], Frame]:
+        """The server's answer to a question about values, which may be asked twice.
+
+        Args:
+            verb: what to ask.
+            args: plain values.
+            buffers: bulk data beside them.
+            over: the only connection over which it makes sense; it is asked once then.
+            holds: what has to exist until the answer is here, also when nobody waits for it.
+            makes: the number under which it makes the arrays of its answer; they go at once
+                when nobody waits for it.
+
+        Raises:
+            ValuesLost: when the session is gone.
+            JaxdError: what it says instead of an answer.
+        """
+        late = partial(self._too_late, holds, makes)
+
+        def once() -> tuple[Any, Frame]:
+            return (over or self.connection()).request(verb, args, buffers, late=late)
+
+        value, frame = once() if over else twice(once)
+        if value[0] == FAILED:
+            from jaxd_protocol.messages.failures import rebuild_failure
+
+            raise rebuild_failure(value[1])
+        return value, frame
+
+    def _too_late(self, _: object, makes: int | None, pending: Pending) -> None:
+        """Lets go of what an answer brings that nobody waits for; called by whoever reads."""
+        if makes is None or pending.error is not None or pending.value[0] == FAILED:
+            return
+        self.drops.start()
+        count = len(ResultReader({}).layout(pending.value[1]).leaves)
+        for id in range(first_id(makes), first_id(makes) + count):  # noqa: A001
+            self.drop(id)
+
+
+def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:
+    """The arrays of a flat tuple."""
+    return parse_skeleton(skeleton, _no_class).leaves
+
+
+def _no_class(*_: Any) -> type:
+    raise JaxdError("the server named a class where only arrays are. Please report this.")
+
+
+def _parts(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
+    """Groups of moderate size."""
+    group: list[Handle] = []
+    size = 0
+    for array in arrays:
+        if group and size + array.nbytes > _FETCHED_AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(array)
+        size += array.nbytes
+    if group:
+        yield group
+
+
+def _make_sent_before(drops: Drops, where: Address, *, compress: bool) -> SentBefore:
+    from jaxd.transfer.dedup import SentBefore  # a process that sends nothing large has none
+
+    return SentBefore(drops, where, compress=compress)

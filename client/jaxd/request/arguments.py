@@ -1,0 +1,304 @@
+"""Arguments of a call to skeleton, blob and buffers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+from jaxd.interop.jax_runtime import encode_jax, loaded_jax
+from jaxd.interop.lazy_array import ArrayLike
+from jaxd.interop.native import PRNGKeys
+from jaxd.interop.result_batch import Stretch, Stretches, are_in_order, rows_of
+from jaxd.request.implicit_static import (
+    is_code,
+    is_plain_object,
+    name_of,
+    refuse_array_like,
+    refuse_masked,
+)
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.messages.data_locations import Row
+from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
+from jaxd_protocol.pytree.decoder import COUNT
+from jaxd_protocol.pytree.literals import plain_number
+
+if TYPE_CHECKING:
+    from jaxd.interop.lazy_array import LazyArray
+    from jaxd.interop.remote_array import RemoteArray
+    from jaxd_protocol.pickling.pack.functions import Packed
+
+__all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
+
+
+class EncodedArguments(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        skeleton, blob, buffers: see `jaxd_protocol.pytree`.
+        values: the arrays on the server among them.
+        owners: for each buffer the number of its leaf; -1 when that is no plain array.
+        sources: the arrays of jax whose data is in a buffer, by leaf.
+        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+    """
+
+    skeleton: bytes
+    blob: bytes
+    buffers: list[memoryview]
+    values: list[Stretch]
+    owners: list[int]
+    sources: dict[int, Any]
+    heads: dict[int, bytes]
+
+
+def encode_arguments(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    statics: Statics,
+    met: dict[Any, Any],
+    keeper: object = None,
+) -> EncodedArguments:
+    """The arguments of a call for the wire.
+
+    Arrays on the server, of this `keeper`, do not move; those of others come home first.
+
+    Classes and callables that are met on the way are entered in `met`, by name and by content id,
+    so that results can come back as their instances, and with them. Large contiguous arrays are
+    not copied: the buffers are views of them.
+
+    What jax cannot trace becomes part of the structure, unless `statics` is strict.
+
+    Raises:
+        ArgumentError: when a value is of no use to jax.
+        ValueError: as jax, when it is a masked array, or a static position is none.
+        TracerError: when a value is a tracer.
+        PackingError: when an object among them cannot travel.
+    """
+    encoder = ArgumentEncoder(met, keeper, statics.strict)
+    if statics:
+        encoder.call(args, kwargs, statics)
+    else:
+        encoder.node((args, kwargs))
+    return EncodedArguments(
+        encoder.skeleton,
+        encoder.blob,
+        encoder.buffers,
+        encoder.values,
+        encoder.owners,
+        encoder.sources,
+        encoder.heads,
+    )
+
+
+class ArgumentEncoder(TreeEncoder):
+    """Knows numpy, jax, this package's own arrays and, with jax, all that jax takes apart.
+
+    Anything else is pickled.
+    """
+
+    types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
+
+    def __init__(self, met: dict[Any, Any], keeper: object = None, strict: bool = False) -> None:
+        super().__init__()
+        self._stretches = Stretches()
+        self.sources: dict[int, Any] = {}
+        self.heads: dict[int, bytes] = {}
+        self._met = met
+        self._keeper = keeper
+        self._strict = strict
+
+    @property
+    def values(self) -> list[Stretch]:
+        """The arrays on the server."""
+        return self._stretches.found
+
+    @property
+    def rows(self) -> list[Row]:
+        """Where the data lies that is on the server."""
+        return rows_of(self.values)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
+        """Appends the arguments, the static ones as part of the structure."""
+        self._skeleton += (b"T", COUNT.pack(2), b"T", COUNT.pack(len(args)))
+        positions = statics.at(len(args))
+        for position, value in enumerate(args):
+            self._argument(value, position in positions)
+        self._skeleton += (b"D", COUNT.pack(len(kwargs)))
+        for name, value in kwargs.items():
+            self._skeleton.append(dump_literal(name))
+            self._argument(value, name in statics.names)
+
+    def _argument(self, value: Any, static: bool) -> None:
+        if not static:
+            self.node(value)
+        elif is_literal(value):
+            self.static(value)
+        else:
+            from jaxd.request.packing_cache import pack_once
+
+            what = f"a static argument of type {type(value).__name__}"
+            self._packed_static(value, pack_once(value, what))
+
+    def _packed_static(self, value: Any, data: Packed) -> None:
+        self._meet(value, data)
+        self._skeleton += (b"Q", COUNT.pack(len(data)), data)
+
+    def other(self, value: Any) -> None:
+        """Appends an array, a named tuple, an object's leaves, or a pickle of what else this is."""
+        numpy: Any = sys.modules.get("numpy")
+        if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
+            self._object(value)
+        elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+            self._numpy(numpy, value)
+        elif isinstance(value, ArrayLike):
+            self._of_ours(value)
+        elif type(value) is PRNGKeys:
+            import numpy as np
+
+            self.key(value.impl, np.asarray(value.data))
+        elif encode_jax(self, value):
+            if self.owners and self.owners[-1] == self.count - 1:
+                self.sources[self.count - 1] = value
+        elif isinstance(value, tuple) and hasattr(type(value), "_fields") and _by_name(type(value)):
+            self._named_tuple(value)
+        elif not self._taken_apart(value):
+            self._leaf(value)
+
+    def _of_ours(self, value: ArrayLike) -> None:
+        from jaxd.interop.remote_array import RemoteArray  # many processes have none
+
+        if isinstance(value, RemoteArray):
+            self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
+            self.remote(value)
+        else:
+            lazy: LazyArray = value  # type: ignore[assignment]  # there is no other class of them
+            self.raw_array(*lazy.raw)
+
+    def large(self, data: memoryview) -> None:
+        """Puts the bytes of an array beside the message; its spec was appended just before."""
+        self.heads[self.count] = self._skeleton[-1]
+        super().large(data)
+
+    def remote(self, array: RemoteArray) -> None:
+        """Appends an array on the server, without its data if it is the server of this call."""
+        origin = array.origin
+        if origin.keeper is not self._keeper:
+            return self.node(array.fetch(copy=False))
+        self._stretches.add(self.count, (array,))
+        self.spec(origin.leaves[array.number])
+        return None
+
+    def _as_returned(self, leaves: list[Any]) -> bool:
+        """Appends arrays that follow one another as a call returned them; whether they do.
+
+        The state of a loop is hundreds: looked at one by one they would cost most of a step.
+        """
+        kinds = set(map(type, leaves))
+        if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
+            return False
+        origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
+        follow = origin.keeper is self._keeper and are_in_order(leaves)
+        if follow:
+            self._stretches.add(self.count, leaves)
+            self.specs_of(origin.leaves, first, stop)
+        return follow
+
+    def unusual_keys(self, value: dict[Any, Any]) -> None:
+        """A dict with keys of other types is pickled as a whole."""
+        self._pickled(value)
+
+    def _numpy(self, numpy: Any, value: Any) -> None:
+        if type(value) is not numpy.ndarray:
+            refuse_masked(value)
+        array = numpy.asarray(value)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.c_contiguous:
+            array = numpy.ascontiguousarray(array)
+        self.array(array)
+
+    def _taken_apart(self, value: Any) -> bool:
+        """Appends an object's template and its leaves, where there is jax to tell them apart."""
+        if loaded_jax() is None:
+            return False
+        from jaxd.request.templates import take_apart
+
+        found = take_apart(value)
+        if found is None:
+            return False
+        template, leaves = found
+        self._meet(value, template.packed)
+        self._skeleton.append(template.head)
+        if not self._as_returned(leaves):
+            for leaf in leaves:
+                self.node(leaf)
+        return True
+
+    def undeclared(self, value: Any) -> None:
+        """Appends a literal that jax cannot trace, static without being declared."""
+        if not self._strict:
+            self._skeleton.append(_NAMELESS)
+        self.static(value)
+
+    def _leaf(self, value: Any) -> None:
+        number = plain_number(value)
+        if number is None:
+            self._object(value)
+        else:
+            self.node(number)
+
+    def _object(self, value: Any) -> None:
+        """Appends what is no data: as part of the structure, or as a leaf where only jax knows."""
+        refuse_array_like(value)
+        if self._strict or not is_plain_object(value):
+            self._pickled(value)
+        elif is_literal(value):
+            self.undeclared(value)
+        else:
+            from jaxd.request.packing_cache import pack_once
+
+            data = pack_once(value, f"an argument of type {type(value).__name__}")
+            if len(data) <= _MAX_STATIC_BYTES:
+                self._skeleton += (b"X", dump_literal(name_of(value)))
+                self._packed_static(value, data)
+            else:  # in one piece: nothing of it may be left out where a call is recorded
+                self._meet(value, data)
+                self._skeleton += (b"P", COUNT.pack(0))
+                self.beside(memoryview(data))
+
+    def _pickled(self, value: Any) -> None:
+        from jaxd_protocol.pickling.pack.arguments import pack_out_of_band
+
+        if self._strict and is_code(value):
+            raise ArgumentError(
+                f"an argument is a {type(value).__name__}, which jax cannot trace. Declare it in "
+                "static_argnames, or make it part of the function with functools.partial."
+            )
+        data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
+        self._meet(value, data)
+        self._skeleton += (b"P", COUNT.pack(len(buffers)))
+        self.beside(memoryview(data), *buffers)
+
+    def _meet(self, value: Any, data: Packed) -> None:
+        cls = type(value)
+        self._met[cls.__module__, cls.__qualname__] = cls
+        self._met.update(data.classes)
+        self._met.update(data.objects)
+        self._met.update(data.installed)
+
+
+_NAMELESS: Final = b"X" + dump_literal("")
+
+_MAX_STATIC_BYTES: Final = 1 << 16
+"""What is larger travels beside the message and not in the skeleton, which is kept and hashed."""
+
+
+def _by_name(cls: type) -> bool:
+    """Whether the server can import this class: local ones travel by value."""
+    from jaxd_protocol.packages.installed import is_local_module
+
+    return not is_local_module(cls.__module__) and "<" not in cls.__qualname__
+
+
+ArgumentEncoder.types.update(dict.fromkeys((str, bytes), ArgumentEncoder.undeclared))

@@ -1,0 +1,218 @@
+"""Arguments without data: anything with a shape and a dtype stands for an array."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax_keys, weak_array
+from jaxd.interop.lazy_array import LazyArray
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.request.arguments import ArgumentEncoder
+from jaxd_protocol.errors import ArgumentError, JaxdError
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.leaves import array_spec, itemsize_of, spec_bytes
+
+__all__ = ["encode_specs", "is_spec"]
+
+
+def encode_specs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics, met: dict[Any, Any]
+) -> tuple[bytes, list[memoryview]]:
+    """Skeleton of a call with such arguments, and the buffers of what is pickled in it.
+
+    The skeleton is that of a call with the arrays themselves. Numbers count as themselves, and so
+    do arrays: their data is not looked at.
+
+    Raises:
+        ArgumentError: when a value is of no use to jax, or a spec's shape or dtype is none.
+        TracerError: when a value is a tracer.
+        PackingError: when an object among them cannot travel.
+    """
+    encoder = _SpecEncoder(met, strict=statics.strict)
+    encoder.call(args, kwargs, statics)
+    return encoder.skeleton, encoder.buffers
+
+
+def is_spec(value: Any) -> bool:
+    """Whether a value stands for an array: it has shape and dtype, and is no node of a tree."""
+    if isinstance(value, type | tuple) or type(value) is LazyArray:
+        return False
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return False
+    jax = loaded_jax()
+    return jax is None or bool(jax.tree_util.all_leaves((value,)))
+
+
+class _SpecEncoder(ArgumentEncoder):
+    """Writes skeletons; only what is pickled has data."""
+
+    def small(self, data: bytes) -> None:
+        """Numbers and small arrays stay here."""
+
+    def array(self, array: Any, weak: bool = False) -> None:
+        """Appends what stands for a numpy array."""
+        self._skeleton.append(array_spec(array.dtype, array.shape, weak)[0])
+
+    def remote(self, array: RemoteArray) -> None:
+        """Appends what stands for an array on the server."""
+        self.spec(array.leaf)
+
+    def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        """Appends what stands for an array that is only bytes."""
+        self._skeleton.append(spec_bytes("A", dtype, shape))
+
+    def key(self, impl: str, data: Any) -> None:
+        """Appends what stands for an array of PRNG keys."""
+        self._skeleton += (b"K", dump_literal(impl), array_spec(data.dtype, data.shape)[0][1:])
+
+    def other(self, value: Any) -> None:
+        """As for a call; a spec as the array that it stands for."""
+        if not is_spec(value):
+            super().other(value)
+            return
+        keys = _keys_of(value)
+        if keys is None:
+            self._skeleton.append(_array_of(value))
+        else:
+            self.key(keys.impl, keys)
+
+    def _pickled(self, value: Any) -> None:
+        super()._pickled(_Zeros().of(value))
+
+
+# what a spec says --------------------------------------------------------------------------------
+
+
+class _Keys(NamedTuple):
+    """An array of PRNG keys: implementation, and shape and dtype of the keys' numbers."""
+
+    impl: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _keys_of(spec: Any) -> _Keys | None:
+    """What is behind a spec of typed PRNG keys; None for any other.
+
+    Raises:
+        TracerError: when it is a tracer.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        return None
+    if isinstance(spec, jax.core.Tracer):
+        encode_jax(ArgumentEncoder({}), spec)  # says why not
+    if not _is_key_dtype(jax, spec.dtype):
+        return None
+    names = []
+
+    def numbers(keys: Any) -> Any:
+        names.append(str(jax.random.key_impl(keys)))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(numbers, jax.ShapeDtypeStruct(_shape_of(spec), spec.dtype))
+    return _Keys(names[0], data.shape, data.dtype)
+
+
+def _is_key_dtype(jax: Any, dtype: Any) -> bool:
+    try:
+        return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+    except TypeError:  # no dtype at all, which is said where it is needed
+        return False
+
+
+def _array_of(spec: Any) -> bytes:
+    """The skeleton of the array that a spec stands for."""
+    dtype, shape, weak = spec.dtype, _shape_of(spec), _is_weak(spec)
+    if type(dtype) is str and "numpy" not in sys.modules:
+        try:
+            itemsize_of(dtype)
+        except JaxdError as error:
+            raise _no_dtype(dtype) from error
+        return spec_bytes("A", dtype, shape, weak)
+    return array_spec(_numpy_dtype(dtype), shape, weak)[0]
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    """The dtype, in native byte order."""
+    import numpy
+
+    try:
+        found = numpy.dtype(dtype)
+    except TypeError as error:
+        raise _no_dtype(dtype) from error
+    return found if found.isnative else found.newbyteorder("=")
+
+
+def _no_dtype(dtype: Any) -> ArgumentError:
+    return ArgumentError(
+        f"a spec has the dtype {dtype!r}, which is none of jax. Name one such as 'float32'."
+    )
+
+
+def _shape_of(spec: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(operator.index, spec.shape))
+    except TypeError as error:
+        raise _no_shape(spec) from error
+    if min(shape, default=0) < 0:
+        raise _no_shape(spec)
+    return shape
+
+
+def _no_shape(spec: Any) -> ArgumentError:
+    return ArgumentError(
+        f"a spec has the shape {spec.shape!r}. A program is built for one size: give numbers that "
+        "are not negative, and one spec for each shape that calls will have."
+    )
+
+
+def _is_weak(spec: Any) -> bool:
+    return bool(getattr(spec, "weak_type", False))
+
+
+# specs inside of objects -------------------------------------------------------------------------
+
+
+class _Zeros:
+    """Puts arrays of zeros where specs are, in what travels as a pickle."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}  # one array that is met twice stays one
+
+    def of(self, value: Any) -> Any:
+        """The value with arrays in it; what jax does not take apart stays as it is."""
+        if is_spec(value):
+            if id(value) not in self._made:
+                self._made[id(value)] = (value, _zeros(value))  # kept: its id must stay its own
+            return self._made[id(value)][1]
+        kind: Any = type(value)
+        if kind is dict or kind is OrderedDict:
+            return kind((key, self.of(child)) for key, child in value.items())
+        if kind is list or kind is tuple:
+            return kind(map(self.of, value))
+        if isinstance(value, tuple) and hasattr(kind, "_make"):
+            return kind._make(map(self.of, value))
+        jax = loaded_jax()
+        if jax is None or jax.tree_util.all_leaves((value,)):
+            return value
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_spec)
+        return jax.tree.unflatten(structure, map(self.of, leaves))
+
+
+def _zeros(spec: Any) -> Any:
+    import numpy
+
+    if isinstance(spec, numpy.generic):
+        return spec  # which its pickle holds: no buffer beside it
+    keys = _keys_of(spec)
+    if keys is not None:
+        return to_jax_keys(numpy.zeros(keys.shape, keys.dtype), keys.impl)
+    shape, dtype = _shape_of(spec), _numpy_dtype(spec.dtype)
+    array_spec(dtype, shape)  # refuses what jax has not
+    zeros = numpy.zeros(shape, dtype)
+    return weak_array(zeros) if _is_weak(spec) and loaded_jax() is not None else zeros

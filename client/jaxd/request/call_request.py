@@ -1,0 +1,130 @@
+"""A call, ready to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxd.interop.result_batch import rows_of
+from jaxd.request.callback_context import is_inside, running
+from jaxd_protocol.messages.calls import (
+    INSIDE,
+    LOST_AGAIN,
+    LOST_ONCE,
+    MAY_REPEAT,
+    ON_VALUES,
+    STRICT,
+)
+from jaxd_protocol.messages.data_locations import Row, Stay, pack_rows
+
+if TYPE_CHECKING:
+    from jaxd.interop.result_batch import Stretch
+    from jaxd.request.function_snapshot import Spec
+    from jaxd.results.reader import ResultsAs
+
+__all__ = ["CallSettings", "Encoded"]
+
+
+class CallSettings(NamedTuple):
+    """How the calls of a function are made, beside what is part of its key.
+
+    Attributes:
+        config: jax settings that win over those of the process.
+        results: in which form results are wanted.
+        timeout_s: seconds until a caller gives up, or None.
+        strict: whether packages that differ on the server are an error.
+    """
+
+    config: Mapping[str, Any] = {}
+    results: ResultsAs = "auto"
+    timeout_s: float | None = None
+    strict: bool = False
+
+
+class Encoded(NamedTuple):
+    """A call ready to be sent.
+
+    Attributes:
+        spec: what is called.
+        skeleton, blob, buffers: the arguments; buffers are views of the caller's arrays.
+        timeout_s: seconds until the caller gives up, or None.
+        results: in which form the caller wants the result.
+        strict: whether packages that differ on the server are an error.
+        values: the arrays on the server that it takes.
+        owners: for each buffer the number of its leaf; -1 when that is no plain array, and
+            shorter than `buffers` where none is.
+        stay: what of the result is to stay on the server; None: nothing.
+        sources: the arrays of jax whose data is in a buffer, by leaf.
+        arguments: what it was called with, where it may call that back.
+        lost: how many workers have died during it.
+        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+    """
+
+    spec: Spec
+    skeleton: bytes
+    blob: bytes
+    buffers: Sequence[memoryview]
+    timeout_s: float | None
+    results: ResultsAs
+    strict: bool = False
+    values: Sequence[Stretch] = ()
+    owners: Sequence[int] = ()
+    stay: Stay | None = None
+    sources: Mapping[int, Any] = {}
+    heads: Mapping[int, bytes] = {}
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    lost: int = 0
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Where the data lies of the arrays on the server."""
+        return rows_of(self.values)
+
+    @property
+    def on(self) -> tuple[tuple[int, int], ...]:
+        """Which of its leaves are on the server: the first and the number of each stretch."""
+        return tuple((stretch.leaf, len(stretch.arrays)) for stretch in self.values)
+
+    @property
+    def flags(self) -> int:
+        """What the server is told about it in one bit each; see `jaxd_protocol.messages.calls`."""
+        flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
+        if running and is_inside():
+            flags |= INSIDE
+        if self.lost:
+            flags |= LOST_ONCE if self.lost == 1 else LOST_ONCE | LOST_AGAIN
+        return flags
+
+    def message(
+        self,
+        rows: Sequence[Row] = (),
+        acked: int = 0,
+        drops: bytes = b"",
+        skeleton: bytes | None = None,
+        knows: bytes = b"",
+    ) -> tuple[Any, ...]:
+        """The arguments of the request `call`.
+
+        Args:
+            rows: where the data lies that is not in the message.
+            acked: calls on values with smaller numbers have been answered.
+            drops: ids of values that nobody here holds any more.
+            skeleton: what stands for the skeleton; by default itself.
+            knows: what the client knows of its result's form; see `Stay`.
+        """
+        told = b"" if self.stay is None else self.stay.to_bytes(acked, knows)
+        elsewhere = pack_rows(rows) if rows else b""
+        return (
+            self.spec.key,
+            skeleton or self.skeleton,
+            self.blob,
+            self.timeout_s,
+            self.flags,
+            told,
+            elsewhere,
+            drops,
+        )
+
+    def without_data(self) -> Encoded:
+        """The same, once its data is not needed any more."""
+        return self._replace(blob=b"", buffers=(), values=(), sources={}, arguments=None)

@@ -1,0 +1,327 @@
+"""What a function means, as the server will know it, and which such snapshot stands for a call.
+
+A function's globals change while a process runs, so there is one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd.interop.jax_runtime import refuse_settings_that_stay
+from jaxd.request.package_changes import upgrades
+from jaxd.request.redecoration import redecorations
+from jaxd.results.local_objects import OwnObjects
+from jaxd.results.reader import ResultReader
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
+from jaxd_protocol.jit.options import Options, Ship, function_key, normal_config
+from jaxd_protocol.jit.static_args import Statics, statics_of
+from jaxd_protocol.pytree.references import mark_of
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint import Fingerprint, Walked
+    from jaxd_protocol.fingerprint.archives.local import LocalArchives
+    from jaxd_protocol.fingerprint.model import Targets
+
+_BY_VALUE: Final = nullcontext()
+_MAX_KNOWN: Final = 1024
+
+
+class Spec:
+    """A function with options and configuration, by the key that names it on the wire.
+
+    Attributes:
+        key: sixteen bytes.
+        identity: the function.
+        options: packed `Options`.
+        statics: which arguments are static.
+    """
+
+    __slots__ = ("__weakref__", "identity", "key", "options", "statics")
+
+    def __init__(
+        self, identity: Identity, options: Options, statics: Statics | None = None
+    ) -> None:
+        self.identity = identity
+        self.statics = identity.statics if statics is None else statics
+        self.options = options.to_bytes()
+        self.key = function_key(identity.fingerprint, options)
+
+
+class Identity:
+    """A function as it was when somebody looked at it.
+
+    Attributes:
+        name: what people call it.
+        meaning: its fingerprint, and what that is made of.
+        specs: one for each configuration that it was called under.
+        pinned: for a signature that is called with, the identity that stands for such calls.
+        forms: skeletons of results that were asked for, by key and arguments.
+        installed: which state of the installed packages it was made with; see `upgrades`.
+        is_fresh: whether nobody has looked at it but the call for which it was made.
+        guards: say whether anything has changed since, as far as that is looked at.
+        reader: rebuilds its results, as instances of the classes that it reaches.
+        statics: its static arguments.
+        archives: the packages that travel as files; None when code travels by value.
+        callbacks: what `callbacks=` lists.
+        takes_arguments: whether a call can have its own arguments called back.
+
+    Raises:
+        PackingError: when it reaches something that can be neither in a key nor carried.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        ignored: tuple[str, ...] = (),
+        installed: int = 0,
+        ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
+        from jaxd_protocol.fingerprint import Listed, walk  # only a first call needs them
+        from jaxd_protocol.messages.function_manifest import Meaning
+
+        self.callbacks = callbacks
+        self.installed = installed
+        self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        self.statics: Statics = statics_of(function, options)
+        self.specs: dict[Any, Spec] = {}
+        self.pinned = BoundedDict[bytes, Identity](_MAX_KNOWN)
+        self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
+        self._function = function
+        self.archives = _archives() if ship == "source" else None
+        listed = Listed(callbacks) if callbacks else None
+        self._walked = walk(
+            function, self.name, ignore=ignored, archives=self.archives, listed=listed
+        )
+        self.guards = self._walked.guards
+        self._packed: bytes | None = None
+        self.is_fresh = True
+        self.after_fork()
+        self.takes_arguments = self.targets.takes_arguments and not options.transformations
+        told = () if listed is None else listed.entries
+        self.meaning = Meaning.of(self._walked.fingerprint, ignored, told)
+        self.reader = ResultReader({}, _own_objects(self.name, self._walked))
+        if self.archives is not None:
+            self.archives.close()
+            self.reader.learn(self.archives.objects())
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been packing."""
+        self._packing = threading.Lock()  # guards _packed
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Sixteen bytes that stand for the function."""
+        return self.meaning.fingerprint
+
+    @property
+    def found(self) -> Fingerprint:
+        """All that the walk has to say."""
+        return self._walked.fingerprint
+
+    @property
+    def code(self) -> bytes:
+        """The packed function. Only a server that does not know it asks for this.
+
+        Raises:
+            PackingError: when something that it reaches cannot travel.
+        """
+        from jaxd_protocol.fingerprint.archives.current import shipping
+        from jaxd_protocol.pickling.pack.functions import pack_function
+
+        with self._packing:
+            if self._packed is None:
+                what = f"function {self.name!r}"
+                with shipping(self.archives):
+                    self._packed = pack_function(self._function, what, self._walked.reach)
+            return self._packed
+
+    @property
+    def targets(self) -> Targets:
+        """What a server may have called back, beside what `callbacks=` lists."""
+        return self._walked.reach.targets
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether a server may have anything called back."""
+        found = self.targets
+        return bool(found.objects or found.codes or found.parameters or self.callbacks)
+
+    def travelling(self) -> AbstractContextManager[None]:
+        """Around the packing of its arguments and the reading of its results."""
+        if self.archives is None:
+            return _BY_VALUE
+        from jaxd_protocol.fingerprint.archives.current import shipping
+
+        return shipping(self.archives)
+
+    def warn(self) -> None:
+        """Says what no key can hold, and what is not shared; for the first identity of a function.
+
+        The warnings point to the code of the user's that calls.
+        """
+        if not (self.found.unshared or self.found.notes):
+            return
+        from jaxd.request.stacklevel import users_level
+
+        for found in self.found.unshared:
+            text = (
+                f"{found.path} is a {found.type_name}, which has no content that could be in a "
+                f"key ({found.reason}): this function is compiled anew in every process. Make it "
+                "inside of the function or pass what it yields as an argument; or leave it out "
+                f"of the key with persistent_call(ignore={_last(found.path)!r}), and tell "
+                "versions apart with extra_key=."
+            )
+            warnings.warn(text, UnsharedWarning, users_level())
+        for note in self.found.notes:
+            text = (
+                f"{note.path} reads {note.what} while it is traced ({note.where}): the program "
+                "keeps the value of that moment, for every client. Pass it as an argument."
+            )
+            warnings.warn(text, TracedReadWarning, users_level())
+
+
+def _archives() -> LocalArchives:
+    from jaxd_protocol.fingerprint.archives.local import LocalArchives  # few functions travel so
+
+    return LocalArchives()
+
+
+def _last(path: str) -> str:
+    return path.rpartition(" → ")[2]
+
+
+def _own_objects(name: str, walked: Walked) -> OwnObjects:
+    """What a function reaches, as its results name it."""
+    found = walked.fingerprint
+    mark = b"" if found.unshared else mark_of(found.digest)
+    reach = walked.reach
+    return OwnObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)
+
+
+class Identities:
+    """The identities of one function, one after the other. Thread-safe.
+
+    Before each call the last one is asked whether it still holds, which takes microseconds; when
+    not, the function is looked at again. What is pinned (large arrays, containers that the
+    function itself writes to) is looked at when a call has a new signature, as `jax.jit` does it.
+
+    Args:
+        function: the function.
+        options: how it is to be compiled.
+        ignored: what not to count in its key.
+        ship: how its code travels.
+        callbacks: what a server may have called back, beside what the function gives itself.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        ignored: tuple[str, ...],
+        ship: Ship = "value",
+        callbacks: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
+        self._function = function
+        self._options = options
+        self._ignored = ignored
+        self._ship: Ship = ship
+        self._callbacks = callbacks
+        self._current: Identity | None = None
+        self._warned = self._counted = False
+        self.after_fork()
+        forget_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been looking."""
+        if self._current is not None:
+            self._current.after_fork()
+        self._lock = threading.Lock()  # guards _current and _warned
+
+    def of(self, function: Callable[..., Any], options: Options) -> Identities:
+        """Those of another function, of which the same is ignored, sent and called back."""
+        return Identities(function, options, self._ignored, self._ship, self._callbacks)
+
+    def spec(self, config: Mapping[str, Any]) -> Spec:
+        """The function as it is now, under a configuration.
+
+        Raises:
+            PackingError: when it reaches something that can be neither in a key nor carried.
+            ConfigurationError: when jax has a setting here that no server has.
+        """
+        if monotonic() >= upgrades.next_look_s:
+            upgrades.look()
+        current = self._current
+        installed = upgrades.count
+        if current is None or current.installed != installed or not current.guards.hold():
+            current = self._look_again(installed)
+        name = tuple(config.values())
+        found = current.specs.get(name)
+        return found if found is not None else self._make(current, name, config)
+
+    def settle(self, spec: Spec, skeleton: bytes, config: Mapping[str, Any]) -> Spec:
+        """The function as a call with these argument bytes means it: as it was at the first one.
+
+        Args:
+            spec: what `spec` returned for this call.
+            skeleton: the structure of its arguments.
+            config: the configuration of this call.
+        """
+        if spec.identity.guards.complete:
+            return spec
+        identity = spec.identity.pinned.get(skeleton)
+        if identity is None:
+            identity = self._pin(spec.identity, skeleton)
+        name = tuple(config.values())
+        return identity.specs.get(name) or self._make(identity, name, config)
+
+    def _look_again(self, installed: int) -> Identity:
+        with self._lock:
+            current = self._current
+            if current is None or current.installed != installed or not current.guards.hold():
+                current = self._current = self._look(current, installed)
+            warned, self._warned = self._warned, True
+        if not warned:
+            current.warn()  # runs code of the user's: not under the lock
+        return current
+
+    def _look(self, before: Identity | None, installed: int) -> Identity:
+        found = Identity(
+            self._function,
+            self._options,
+            self._ignored,
+            installed,
+            self._ship,
+            self._callbacks,
+        )
+        if before is not None and before.fingerprint == found.fingerprint:
+            found.pinned.update(before.pinned)
+        return found
+
+    def _pin(self, identity: Identity, skeleton: bytes) -> Identity:
+        """The identity for the first call with a signature."""
+        with self._lock:
+            found = identity
+            if not identity.is_fresh:  # not the call for which it was made
+                fresh = self._look(identity, identity.installed)
+                if fresh.fingerprint != identity.fingerprint:
+                    found = fresh
+            identity.is_fresh = False
+            return identity.pinned.setdefault(skeleton, found)
+
+    def _make(self, identity: Identity, name: Any, config: Mapping[str, Any]) -> Spec:
+        refuse_settings_that_stay()
+        options = self._options._replace(config=normal_config(config))
+        spec = identity.specs.setdefault(name, Spec(identity, options))
+        if not self._counted:
+            self._counted = True
+            redecorations.note(self._function, spec.key)
+        return spec

@@ -1,0 +1,252 @@
+"""Objects that jax takes apart: their leaves, and a template that the server puts them into.
+
+The template is all that is not a leaf: classes, static fields, functions. It is packed once for as
+long as nothing in it changes. Data is compared by content and exact type in each call, everything
+else by identity; whether that has changed inside, the guards of a walk over it say.
+
+Private to jax: `PyTreeDef.__getstate__`, a list of nodes of which the third item is the aux data.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import is_dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Final
+
+from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.request.packing_cache import is_made_in_c, watch
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.fingerprint import Guards
+from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint.function_wrapper import BoundFunction
+from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pickling.pack.functions import Packed
+from jaxd_protocol.pytree import dump_literal, is_literal
+from jaxd_protocol.pytree.decoder import COUNT
+
+__all__ = ["Template", "take_apart"]
+
+_MAX_TEMPLATES: Final = 256
+_MAX_ALIKE: Final = 16
+"""Templates that differ only in what is static or in names."""
+
+
+class Template:
+    """An object without its leaves.
+
+    Attributes:
+        head: what stands in the skeleton ahead of the leaves.
+        packed: it, with the classes and callables that were met on the way.
+        is_used: whether it served another call than the one that it was made for.
+    """
+
+    __slots__ = ("_guards", "_kept", "_marks", "head", "is_used", "packed")
+
+    def __init__(
+        self, head: bytes, packed: Packed, guards: Guards | None, marks: Any, kept: list[Any]
+    ) -> None:
+        self.head = head
+        self.packed = packed
+        self._guards = guards
+        self._marks = marks
+        self._kept = kept  # so that nothing else gets their ids
+        self.is_used = False
+
+    def fits(self, marks: Any) -> bool:
+        """Whether it is that of a structure with these marks."""
+        return bool(self._marks == marks)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether all changes inside of it are noticed."""
+        return self._guards is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing inside of it has changed, as far as can be told."""
+        return self._guards is not None and self._guards.hold()
+
+
+_templates = BoundedDict[int, list[Template]](_MAX_TEMPLATES)
+
+
+def take_apart(value: Any) -> tuple[Template, list[Any]] | None:
+    """An object's template and its leaves, in jax's order.
+
+    None when jax takes it for a leaf, when it cannot take it apart, when its template cannot travel
+    (as part of a pickle it fails with a better message), and where jax is not imported.
+    """
+    jax = loaded_jax()
+    if jax is None:
+        return None
+    try:
+        leaves, structure = jax.tree.flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return None
+        return _template(value, structure), leaves
+    except Exception:  # noqa: BLE001  of a class's own methods; or it cannot travel
+        return None
+
+
+def _template(value: Any, structure: Any) -> Template:
+    marks, kept = _marks(structure)
+    name = hash(structure)
+    alike = _templates.get(name)
+    if alike is None:
+        alike = _templates[name] = []
+    # When none of many served twice, what is static is new in each call: it would never be met.
+    worth_it = len(alike) < _MAX_ALIKE or any(known.is_used for known in alike)
+    for known in tuple(alike):
+        if known.fits(marks):
+            if known.holds:
+                known.is_used = True
+                return known
+            if worth_it := known.is_guarded:
+                with suppress(ValueError):  # another thread was faster
+                    alike.remove(known)
+    packed = pack(_parts(structure), f"an argument of type {type(value).__name__}")
+    content, guards = _content(value, structure) if worth_it else (None, None)
+    outline = _outline(value, structure), content or blake2b(packed, digest_size=16).digest()
+    size, count = COUNT.pack(len(packed)), COUNT.pack(structure.num_leaves)
+    head = b"".join((b"V", dump_literal(outline), size, packed, count))
+    made = Template(head, packed, guards, marks, kept)
+    if worth_it:
+        alike.append(made)
+        del alike[:-_MAX_ALIKE]
+    return made
+
+
+def _parts(structure: Any) -> Any:
+    """Nodes as tuples of class, aux data and children, which the server makes it of again."""
+    node = structure.node_data()
+    return None if node is None else (*node, tuple(map(_parts, structure.children())))
+
+
+# has anything changed? ---------------------------------------------------------------------------
+
+_VALUES: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
+_FLOATS: Final = frozenset({float, complex})
+_STRINGS: Final = frozenset({str})
+
+
+def _marks(structure: Any) -> tuple[Any, list[Any]]:
+    """What is equal for two structures exactly when they are made of the same.
+
+    With the objects in it that count by identity.
+    """
+    kept: list[Any] = []
+    nodes = structure.__getstate__()[1]
+    keys = [node[2] for node in nodes if type(node[2]) is list]
+    are_names = _STRINGS.issuperset(map(type, chain.from_iterable(keys)))
+    marks = [
+        node
+        if node[2] is None or (are_names and type(node[2]) is list)
+        else (node[0], node[1], node[3], _mark(node[2], kept))
+        for node in nodes
+    ]
+    archives = current_archives()
+    return (b"" if archives is None else archives.archive.content, marks), kept
+
+
+def _mark(value: Any, kept: list[Any]) -> Any:
+    kind: Any = type(value)
+    if kind in _VALUES:
+        return kind, value
+    if kind in _FLOATS:
+        return kind, dump_literal(value)  # tells 0.0 from -0.0
+    if kind is tuple or kind is list or _is_named_tuple(value):
+        return (kind, *[_mark(item, kept) for item in value])
+    if kind is dict:
+        return (kind, *[_mark(item, kept) for item in chain.from_iterable(value.items())])
+    if kind is types.MethodType or issubclass(
+        kind, BoundFunction
+    ):  # made anew whenever it is asked for
+        kept += (value.__func__, value.__self__)
+        return kind, id(value.__func__), id(value.__self__)
+    if _is_data(kind):
+        return (kind, *[_mark(item, kept) for item in chain.from_iterable(vars(value).items())])
+    kept.append(value)
+    return id(value)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and hasattr(value, "_fields")
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def _is_data(cls: type) -> bool:
+    """Whether the instances of a dataclass are nothing but their attributes.
+
+    Those of a result are made anew each time.
+    """
+    return is_dataclass(cls) and all(
+        base is object or (_STATE_IS_ELSEWHERE.isdisjoint(vars(base)) and not is_made_in_c(base))
+        for base in cls.__mro__
+    )
+
+
+_STATE_IS_ELSEWHERE: Final = frozenset(
+    {"__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__fingerprint__"}
+)
+
+
+def _content(value: Any, structure: Any) -> tuple[bytes | None, Guards | None]:
+    """Sixteen bytes for what is static, the same in every process, and what notices changes.
+
+    None where there are changes that nobody would notice.
+    """
+    watched = watch(tuple(_statics(structure)), type(value).__qualname__)
+    return (None, None) if watched is None else watched
+
+
+def _statics(structure: Any) -> Iterator[tuple[type, Any]]:
+    """Classes and aux data of all nodes that are no plain containers."""
+    node = structure.node_data()
+    if node is not None:
+        if node[0] not in _CONTAINERS:
+            yield node
+        for child in structure.children():
+            yield from _statics(child)
+
+
+_CONTAINERS: Final = frozenset({dict, list, tuple, type(None)})
+
+# for people --------------------------------------------------------------------------------------
+
+
+def _outline(value: Any, structure: Any) -> Any:
+    """Kind, steps to children with their outlines, and static values; None for a leaf."""
+    tools = loaded_jax().tree_util
+    paths = [path for path, _ in tools.tree_flatten_with_path(value)[0]]
+
+    def outline(structure: Any, first: int, depth: int) -> Any:
+        node = structure.node_data()
+        if node is None:
+            return None
+        children = []
+        for child in structure.children():
+            if child.num_leaves:
+                step = tools.keystr(paths[first][depth : depth + 1])
+                children.append((step, outline(child, first, depth + 1)))
+                first += child.num_leaves
+        cls, aux = node
+        literals = () if cls in _CONTAINERS else tuple(_literals(aux))
+        shown = [one for one in literals if f"[{one!r}]" not in dict(children)]
+        return cls.__qualname__, tuple(children), tuple(shown)
+
+    return outline(structure, 0, 0)
+
+
+def _literals(aux: Any) -> Iterator[Any]:
+    if type(aux) is tuple:
+        for item in aux:
+            yield from _literals(item)
+    elif aux is not None and is_literal(aux):
+        yield aux

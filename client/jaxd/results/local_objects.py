@@ -1,0 +1,475 @@
+"""This process's own objects, as results name them, and which classes a result may be made of.
+
+A server may have been taken over, or shared with somebody who runs code in it. So what it names is
+looked up in tables of what this process's own function and arguments brought, never in a module:
+nothing is imported, called or unpickled because a server says so, and no callable is handed out
+that the function, its arguments or the client's own classes do not have there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any, ClassVar, Final
+from weakref import WeakValueDictionary
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.pytree.references import Reference, load_reference
+
+__all__ = ["Met", "OwnObjects", "RemoteObject"]
+
+Met = Mapping[Any, Any]
+"""What was met when arguments were packed: `(module, qualified name)` to a class or an installed
+callable, and content id to a class or callable of the user's own."""
+
+_MAX_CALLABLES: Final = 4096
+_MAX_OF_ONE_NAME: Final = 16
+_BUILTIN: Final = frozenset(
+    {bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple, OrderedDict}
+)
+"""Python's own types that stand for data. No other object of `builtins` is handed out."""
+
+_MORE_THAN_ATTRIBUTES: Final = frozenset(
+    {"__reduce__", "__reduce_ex__", "__setstate__", "__post_init__"}
+)
+"""A class with one of these of its own has more to it than its attributes."""
+
+_PLAIN_DTYPES: Final = frozenset(
+    {"bool", "complex64", "complex128", "float16", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_missing: Final = object()
+
+_known: WeakValueDictionary[bytes, OwnObjects] = WeakValueDictionary()
+
+
+class RemoteObject:
+    """A part of a result that is no data and that this process has no equal of.
+
+    It can be passed back to the same server, alone or inside of another argument, and becomes the
+    object again there. The server keeps the last few thousand of them, and none when it starts
+    again; then the call that gets it raises ArgumentError.
+
+    Attributes:
+        token: by which the server knows it.
+        about: what it is, for people.
+        function: whose result it was part of.
+    """
+
+    __slots__ = ("about", "function", "token")
+
+    def __init__(self, token: bytes, about: str, function: str) -> None:
+        self.token = token
+        self.about = about
+        self.function = function
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is RemoteObject and other.token == self.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    def __copy__(self) -> RemoteObject:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> RemoteObject:
+        return self
+
+    def __reduce__(self) -> Any:
+        from jaxd_protocol.pickling.names import call
+
+        return call, ("kept_object", self.token)
+
+    def __repr__(self) -> str:
+        return f"<RemoteObject: {self.about}, on the server; from a result of {self.function}>"
+
+
+class OwnObjects:
+    """What one function's results can be made of. Safe from any thread.
+
+    Args:
+        function: what people call the function.
+        mark: the function's, see `mark_of`; empty for one that has no numbers.
+        objects: what it reaches, by number.
+        packages: top-level names of the installed packages that it reaches. Only of these are
+            classes taken by name, and only those that hold nothing but data.
+        others: what else it reaches; of these its classes are known.
+        installed: modules and callables of installed packages that its code names.
+    """
+
+    def __init__(
+        self,
+        function: str = "a function",
+        mark: bytes = b"",
+        objects: Sequence[Any] = (),
+        packages: Iterable[str] = (),
+        others: Sequence[Any] = (),
+        installed: Sequence[Any] = (),
+    ) -> None:
+        self._function = function
+        self._mark = mark
+        self._objects = objects
+        self._others = others
+        self._packages = set(packages)
+        self._contents = BoundedDict[bytes, Any](_MAX_CALLABLES)
+        self._classes: dict[str, tuple[type, ...]] = {}  # by qualified name; the latest first
+        self._installed = installed
+        self._named_in_code: dict[tuple[str, str], Any] | None = None
+        self._held_by_arguments: dict[tuple[str, str], Any] = {}
+        self._names: frozenset[str] | None = None
+        for found in (*objects, *others):
+            if isinstance(found, type):
+                self._learn_class(found)
+        if mark:
+            _known[mark] = self
+
+    def learn(self, met: Met) -> bool:
+        """Adds what was met when a call was packed; True when a class was not known before."""
+        news = False
+        for name, found in met.items():
+            if isinstance(found, type):
+                news = self._learn_class(found) or news
+            if type(name) is tuple:
+                if name[0] != "builtins" or _is_data_type(found):
+                    self._held_by_arguments[name] = found
+            elif self._contents.get(name) is not found:
+                self._contents[name] = found
+        return news
+
+    def _learn_class(self, cls: type) -> bool:
+        same = self._classes.get(cls.__qualname__, ())
+        if cls in same:
+            return False
+        self._classes[cls.__qualname__] = (cls, *same)[:_MAX_OF_ONE_NAME]
+        homes = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
+        self._packages |= homes - sys.stdlib_module_names
+        return True
+
+    # classes ----------------------------------------------------------------------------------
+
+    def class_of(
+        self, module: str, name: str, content: bytes = b"", places: tuple[Any, ...] = ()
+    ) -> type | None:
+        """The class of an object in a result; None when there is none that may be made.
+
+        Args:
+            module: where the class says it is from.
+            name: its qualified name.
+            content: its content id; empty for an installed class.
+            places: its numbers in functions.
+        """
+        return (
+            self._own_class(module, name, content, places) if content else self._node(module, name)
+        )
+
+    def _own_class(
+        self, module: str, name: str, content: bytes, places: tuple[Any, ...] = ()
+    ) -> type | None:
+        """A class that the function or its arguments brought."""
+        known = self._numbered(places)  # first: a class may have changed since
+        if isinstance(known, type):
+            return known
+        known = self._contents.get(content)
+        if isinstance(known, type) and (known.__module__, known.__qualname__) == (module, name):
+            return known
+        from jaxd_protocol.fingerprint import content_id
+
+        same = [cls for cls in self._classes.get(name, ()) if not _is_installed(cls)]
+        fits = [cls for cls in same if content_id(cls) == content]
+        fits.sort(key=lambda cls: cls.__module__ != module)
+        return fits[0] if fits else None
+
+    def _node(self, module: str, name: str) -> type | None:
+        """An installed class whose instances a server may fill."""
+        from jaxd.interop.jax_registry import MAPPINGS
+
+        for cls in MAPPINGS:
+            if (cls.__module__, cls.__qualname__) == (module, name):
+                return cls
+        held = self._held_by_arguments.get((module, name))
+        named = self._brought(module, name)
+        found = named if isinstance(named, type) else self._in_package(module, name)
+        if found is None or any("__del__" in vars(base) for base in found.__mro__):
+            return None
+        if held is found:
+            return found
+        if not _is_node(found) or (named is not found and self._has_more_than_attributes(found)):
+            return None
+        return found
+
+    def _in_package(self, module: str, name: str) -> type | None:
+        """A class by its name in a package that the function deals with."""
+        if module.partition(".")[0] not in self._packages:
+            return None
+        from jaxd_protocol.packages.installed import content_of, is_local_module
+
+        found: Any = None
+        content: Any = {} if is_local_module(module) else content_of(module)
+        for part in name.split("."):
+            found = content.get(part)
+            content = vars(found) if isinstance(found, type) else {}
+        return found if isinstance(found, type) and found.__module__ == module else None
+
+    def _has_more_than_attributes(self, cls: type) -> bool:
+        """Whether a class has methods of its own by which its instances are made.
+
+        What a decorator of a package that the function deals with, or of Python's, has put into
+        the class is not its own.
+        """
+        for base in cls.__mro__:
+            home = base.__module__
+            for name in _MORE_THAN_ATTRIBUTES & vars(base).keys():
+                made_by = getattr(vars(base)[name], "__globals__", {}).get("__name__")
+                if made_by is None and home.partition(".")[0] in sys.stdlib_module_names:
+                    continue  # object's, or written in C: nothing of it is run here
+                root = str(made_by).partition(".")[0]
+                if made_by in (None, home) or not (root == "dataclasses" or root in self._packages):
+                    return True
+        return False
+
+    # other objects ----------------------------------------------------------------------------
+
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...] = (), field: str = ""
+    ) -> Callable[[], Any]:
+        """What gives the object of a reference, or what stands for it in this process.
+
+        A set is a new one each time.
+
+        Args:
+            reference: what the server wrote.
+            holders: the classes of the objects that it is part of, outermost first.
+            field: the attribute of the last of these; empty where it has none.
+
+        Raises:
+            ProtocolError: when the reference cannot be meant for this process.
+            ResultError: when this process has no such object, and the server has not kept it.
+        """
+        found = self._find(reference)
+        if callable(found) and any(map(_calls_what_it_holds, holders)):
+            found = self._held_or_data(found)
+        if reference.kind == "p" and holders:
+            found = _default(reference, holders[-1], field)
+        if found is _missing:
+            if not reference.token:
+                raise ResultError(
+                    f"the result of {self._function} holds something that this process does not "
+                    f"have: {reference.about}. Return dicts, lists and tuples from the function."
+                )
+            found = RemoteObject(reference.token, reference.about, self._function)
+        elif reference.kind == "c":  # the latest of several with equal content
+            (content,) = reference.detail
+            return lambda: self._contents.get(content, found)
+        elif reference.kind == "s":
+            return lambda: set(found) if type(found) is set else found
+        return lambda: found
+
+    def _held_or_data(self, found: Any) -> Any:
+        """A function that an argument of this function held, or a type of plain data."""
+        if isinstance(found, type):
+            return found if found in _BUILTIN else _missing
+        held = (*self._contents.values(), *self._held_by_arguments.values())
+        return found if any(each is found for each in held) else _missing
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        """What this process has registered with jax to make instances of a class.
+
+        Raises:
+            ResultError: when it has not registered the class, or not imported jax.
+        """
+        from jaxd.interop.jax_registry import is_registered, unflatten
+
+        if not is_registered(cls):
+            raise ResultError(
+                f"the result holds a {cls.__module__}.{cls.__qualname__}, which only jax can make: "
+                "import jax here and register the class, or return dicts, lists and tuples from "
+                "the function."
+            )
+        return partial(unflatten, cls)
+
+    def structure(self, tree: Any) -> Any:
+        """The structure of a tree, as jax has it.
+
+        Raises:
+            ResultError: when this process has not imported jax.
+        """
+        from jaxd.interop.jax_registry import structure
+
+        return structure(tree)
+
+    def _find(self, reference: Reference) -> Any:
+        return self._FINDERS[reference.kind](self, *reference.detail)
+
+    def _nothing(self) -> Any:
+        return _missing
+
+    def _numbered(self, places: tuple[Any, ...]) -> Any:
+        """The object with one of these numbers: in this function, or in another that shares it."""
+        for place in places:
+            if type(place) is not tuple or tuple(map(type, place)) != (bytes, int):
+                raise ProtocolError("a result names an object by something that is no number.")
+        marked = dict(places)
+        if self._mark in marked:
+            return self.by_number(marked[self._mark])
+        for mark, number in places:
+            other = _known.get(mark)
+            found = _missing if other is None else other.by_number(number)
+            if any(found is each for each in (*self._objects, *self._others)):
+                return found
+        return _missing
+
+    def by_number(self, number: int) -> Any:
+        """The object with that number in the walk over the function.
+
+        Raises:
+            ProtocolError: when there is none.
+        """
+        if not 0 <= number < len(self._objects):
+            raise ProtocolError("a result names an object that its function does not reach.")
+        return self._objects[number]
+
+    def _content(self, content: bytes) -> Any:
+        return self._contents.get(content, _missing)
+
+    def _class(self, module: str, name: str, content: bytes) -> Any:
+        if not content:
+            found = self._brought(module, name)
+            return found if isinstance(found, type) else _missing
+        return self._own_class(module, name, content) or _missing
+
+    def _brought(self, module: str, name: str) -> Any:
+        """Something installed that the function's code names or its arguments held."""
+        found = self._held_by_arguments.get((module, name), _missing)
+        if found is not _missing:
+            return found
+        if self._named_in_code is None:
+            self._named_in_code = _by_name(self._installed)
+        return self._named_in_code.get((module, name), _missing)
+
+    def _method(self, owner: tuple[Any, ...], name: str) -> Any:
+        """A method, of an object that was brought, that the function's own code asks for."""
+        if self._names is None:
+            self._names = frozenset(_names_in((*self._objects, *self._others)))
+        found = self._find(load_reference(owner))
+        if found is _missing or name not in self._names:
+            return _missing
+        for base in (found if isinstance(found, type) else type(found)).__mro__:
+            raw = base.__dict__.get(name)
+            if isinstance(raw, classmethod):
+                raw = raw.__func__
+                found = found if isinstance(found, type) else type(found)
+                return MethodType(raw, found) if isinstance(raw, FunctionType) else _missing
+            if raw is not None:
+                is_method = isinstance(raw, FunctionType) and not isinstance(found, type)
+                return MethodType(raw, found) if is_method else _missing
+        return _missing
+
+    def _member(self, module: str, name: str, content: bytes, member: str) -> Any:
+        """A member of an enum: of the function's own, or of a package that it deals with."""
+        cls: Any = self._class(module, name, content)
+        if cls is _missing and not content:
+            cls = self._in_package(module, name)
+        found = getattr(cls, "__dict__", {}).get("_member_map_", {}).get(member, _missing)
+        return _missing if callable(found) and not content else found
+
+    def _dtype(self, name: str) -> Any:
+        from jaxd_protocol.pytree.leaves import dtype_of
+
+        needed = "numpy" if name in _PLAIN_DTYPES else "ml_dtypes"
+        if needed not in sys.modules:
+            return _missing
+        try:
+            return dtype_of(name)
+        except ProtocolError:  # of records, or text: no number
+            return _missing
+
+    def _set(self, kind: str, items: tuple[Any, ...]) -> Any:
+        return {"set": set, "frozenset": frozenset}.get(kind, lambda _: _missing)(items)
+
+    _FINDERS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "n": _numbered,
+        "c": _content,
+        "k": _class,
+        "i": _brought,
+        "p": lambda self, *_: _missing,
+        "m": _method,
+        "e": _member,
+        "d": _dtype,
+        "s": _set,
+        "o": _nothing,
+    }
+
+
+def _calls_what_it_holds(cls: type) -> bool:
+    """Whether instances of an installed class are called, and so may call what is in them.
+
+    A dict that makes its values is one, and so is every class of a library with a `__call__`.
+    """
+    if issubclass(cls, partial | defaultdict):
+        return True
+    return any("__call__" in vars(base) for base in cls.__mro__) and _is_installed(cls)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether a class travels by its name."""
+    from jaxd_protocol.pickling.pack.classes import class_name
+
+    return class_name(cls) is not None
+
+
+def _default(reference: Reference, holder: type, field: str) -> Any:
+    """The default of the attribute that the reference is, of the class that it is part of."""
+    if reference.detail != (holder.__module__, holder.__qualname__, field):
+        return _missing
+    from jaxd_protocol.pytree.decoder import default_of
+
+    return default_of(holder, field, _missing)
+
+
+def _is_node(cls: type) -> bool:
+    """Whether instances of a class are trees: named tuples, dataclasses, nodes of jax."""
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return True
+    if any("__dataclass_fields__" in vars(base) for base in cls.__mro__):
+        return True
+    from jaxd.interop.jax_registry import is_registered
+
+    return is_registered(cls)
+
+
+def _by_name(installed: Iterable[Any]) -> dict[tuple[str, str], Any]:
+    """Installed objects by the name that a server has for each."""
+    from jaxd_protocol.pickling.pack.instances import installed_name
+
+    found = {}
+    for value in installed:
+        home = getattr(value, "__module__", None)
+        if home != "builtins" or _is_data_type(value):
+            name = installed_name(value)
+            if name is not None:
+                found[name] = value
+    return found
+
+
+def _is_data_type(value: Any) -> bool:
+    return isinstance(value, type) and value in _BUILTIN
+
+
+def _names_in(objects: Iterable[Any]) -> Iterable[str]:
+    """The names that stand in the user's own functions, and in the methods of own classes."""
+    from jaxd_protocol.fingerprint.code.callbacks import names_in
+    from jaxd_protocol.packages.installed import is_local_module
+
+    for value in objects:
+        home = getattr(value, "__module__", None)
+        if not isinstance(home, str) or not is_local_module(home):
+            continue
+        members = list(vars(value).values()) if isinstance(value, type) else []
+        for each in (value, *members):
+            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            if isinstance(code, CodeType):
+                yield from names_in(code)

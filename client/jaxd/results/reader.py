@@ -1,0 +1,240 @@
+"""From what came home to what the caller gets."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from jaxd.interop.jax_runtime import require_jax
+from jaxd.interop.native import Kind, array_here, kind_here
+from jaxd.results.local_objects import Met, OwnObjects, RemoteObject
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.data_locations import EVERYTHING, Stay, unpack_numbers
+from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton
+from jaxd_protocol.pytree.leaves import NOWHERE, data_at
+
+__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs", "checked", "unreadable"]
+
+ResultsAs = Literal["auto", "numpy", "jax", "remote"]
+_MAX_LAYOUTS = 1024
+
+
+def unreadable() -> ProtocolError:
+    """What a reply is that has another form than replies have."""
+    return ProtocolError(
+        "the server's reply to a call cannot be read. Install the same jaxd on both sides."
+    )
+
+
+def checked(reply: Any) -> tuple[Any, ...]:
+    """A reply to a call: whether it has failed, and with what or what the result looks like.
+
+    Raises:
+        ProtocolError: when it is something else.
+    """
+    if type(reply) is tuple and len(reply) >= 2:
+        told = type(reply[1])
+        if told is tuple if reply[0] == FAILED else told is bytes or told is str:
+            return reply
+    raise unreadable()
+
+
+class Home(NamedTuple):
+    """What of a result came home.
+
+    Attributes:
+        blob, buffers: see `jaxd_protocol.pytree`.
+        away: numbers of the leaves that are not in them.
+    """
+
+    blob: bytes
+    buffers: Sequence[memoryview]
+    away: tuple[int, ...]
+
+    @classmethod
+    def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> Home:
+        """That of a reply to a call that said what is to stay.
+
+        Raises:
+            ProtocolError: when it is no such reply.
+        """
+        try:
+            blob, away = reply[2], unpack_numbers(reply[4])
+        except (IndexError, TypeError) as error:
+            raise unreadable() from error
+        if type(blob) is not bytes:
+            raise unreadable()
+        return cls(blob, buffers, away)
+
+    def check(self, leaves: int) -> None:
+        """Raises `ProtocolError` unless it is a part of a result of so many leaves."""
+        last = -1
+        for number in self.away:
+            if not last < number < leaves:
+                raise ProtocolError("a reply says that leaves stay where none are.")
+            last = number
+
+
+class ResultReader:
+    """Rebuilds results as trees of this process's own classes.
+
+    One for each function: two functions may know different classes by the same name.
+
+    Args:
+        met: classes and callables that were met when something was packed.
+        own: what the function reaches.
+    """
+
+    def __init__(self, met: Met, own: OwnObjects | None = None) -> None:
+        self._own = own or OwnObjects()
+        self._layouts = BoundedDict[bytes, Layout](_MAX_LAYOUTS)
+        self._own.learn(met)
+
+    def learn(self, met: Met) -> None:
+        """Adds the classes and callables that were met when arguments of a call were packed."""
+        if self._own.learn(met):
+            self._layouts.clear()  # they may hold another class of this name
+
+    def read(
+        self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+    ) -> Any:
+        """The result of a call, all of which came home.
+
+        Raises:
+            ResultError: when it holds an object of a class that this process does not have.
+            ArgumentError: when it holds a dtype that needs a package which is not installed.
+            ProtocolError: when it cannot be read.
+        """
+        layout = self.layout(skeleton)
+        return layout.build(_read(layout.whole, blob, buffers, results))
+
+    def read_part(
+        self,
+        skeleton: bytes,
+        home: Home | None,
+        stay: Stay,
+        results: ResultsAs,
+        remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
+    ) -> Any:
+        """The result of a call, some of which stays on the server.
+
+        Args:
+            skeleton: what it looks like.
+            home: what came home; None when nothing has so far, and everything stays.
+            stay: what stays.
+            results: how the rest is wanted.
+            remote: makes what stands for those of the leaves that stay: all leaves, and their
+                numbers.
+
+        Raises:
+            JaxdError: as `read`.
+        """
+        layout = self.layout(skeleton)
+        if stay.above == EVERYTHING:
+            return layout.build(remote(layout.leaves, range(len(layout.leaves))))
+        assert home is not None
+        home.check(len(layout.leaves))
+        leaves = _read(layout.without(home.away), home.blob, home.buffers, results)
+        if home.away:
+            for number, array in zip(home.away, remote(layout.leaves, home.away), strict=True):
+                leaves[number] = array
+        return layout.build(leaves)
+
+    def layout(self, skeleton: bytes) -> Layout:
+        """How to read results that look like this.
+
+        Raises:
+            JaxdError: as `read`.
+        """
+        layout = self._layouts.get(skeleton)
+        if layout is None:
+            layout = self._layouts[skeleton] = self._parsed(skeleton)
+        return layout
+
+    def _parsed(self, skeleton: bytes) -> Layout:
+        return parse_skeleton(skeleton, self._find_class, None, self._own)
+
+    def exception_type(self, module: str, name: str, content: bytes) -> type | None:
+        """An exception of the user's own, by its content id; None when none is reached."""
+        return self._own.class_of(module, name, content)
+
+    def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
+        """The attributes of an exception of the user's own: plain values, and arrays.
+
+        Raises:
+            JaxdError: when they are anything else.
+        """
+        layout = parse_skeleton(skeleton, _no_class)
+        found = layout.build(_read(layout.whole, blob, (), "auto"))
+        if type(found) is not dict:
+            raise ProtocolError("the attributes of an exception are none.")
+        return {name: value for name, value in found.items() if not str(name).startswith("__")}
+
+    def _find_class(
+        self,
+        module: str,
+        name: str,
+        fields: tuple[str, ...] | None,
+        content: bytes = b"",
+        places: tuple[Any, ...] = (),
+    ) -> type:
+        found = self._own.class_of(module, name, content, places)
+        if fields is not None:
+            fits = found is not None and issubclass(found, tuple)
+            fits = fits and getattr(found, "_fields", None) == fields
+            return found if found and fits else _substitute(name.rpartition(".")[2], fields)
+        if found is not None:
+            return found
+        raise ResultError(
+            f"the result holds a {module}.{name}, which a server may not make here: this process "
+            "has not imported its class, its package is none that the function uses, or it is no "
+            "named tuple, dataclass or node of jax that only holds data. Import the class and use "
+            "it in the function, or return dicts, lists and tuples."
+        )
+
+
+def _no_class(module: str, name: str, *_: Any) -> type:
+    raise ProtocolError(f"the attributes of an exception hold a {module}.{name}.")
+
+
+@lru_cache(maxsize=256)
+def _substitute(name: str, fields: tuple[str, ...]) -> type:
+    """A named tuple like the one that the server has and this process has not."""
+    return namedtuple(name, fields)  # noqa: PYI024  its fields are known only here
+
+
+def _read(
+    placement: Placement, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+) -> list[Any]:
+    placement.check(blob, buffers)
+    kind = _kind_of(results)
+    return [
+        None if place is NOWHERE else _read_leaf(leaf, place, blob, buffers, kind)
+        for leaf, place in zip(placement.leaves, placement.places, strict=True)
+    ]
+
+
+def _kind_of(results: ResultsAs) -> Kind:
+    """Which arrays are wanted."""
+    if results == "jax":
+        require_jax()
+        return "jax"
+    return "numpy" if results == "numpy" else kind_here()
+
+
+def _read_leaf(
+    leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview], kind: Kind
+) -> Any:
+    data = data_at(leaf, place, blob, buffers)
+    if kind == "numpy" and place.buffer < 0:
+        data = memoryview(bytearray(data))  # the blob is read-only, and shared by all that is in it
+    try:
+        return array_here(leaf, data, kind)
+    except (TypeError, ValueError) as error:  # keys of a kind or shape that jax does not have
+        raise ProtocolError(
+            f"a result holds an array that cannot be made here: {error}."
+        ) from error

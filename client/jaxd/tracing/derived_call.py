@@ -1,0 +1,237 @@
+"""A call with tracers among its arguments, and what jax derives of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.native import PRNGKeys
+from jaxd.request.arguments import ArgumentEncoder
+from jaxd.request.function_snapshot import Spec
+from jaxd.tracing.last_error import keep_error
+from jaxd.tracing.primitive import Aval
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.transforms import Transformation, shown_name, transformation
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.request.call_request import CallSettings, Encoded
+    from jaxd.results.reader import ResultsAs
+
+__all__ = ["CallOutline", "TracedCall"]
+
+
+@dataclass(frozen=True, eq=False)
+class CallOutline:
+    """The call that a program makes, but for the arrays in it.
+
+    Attributes:
+        caller: reaches the server.
+        spec: the function, which donates nothing.
+        settings: how its calls are made.
+        structure: jax's structure of the arguments that are not static.
+        leaves: those of the arguments that are no inputs, by place; None at the others.
+        inputs: of each leaf, "" for an array, the name of a generator for the numbers of random
+            keys, None for what is no input.
+        args, kwargs: the arguments that are static; None at the others.
+        name: equal for equal calls, so that jax finds again what it has made of one.
+    """
+
+    caller: Caller
+    spec: Spec
+    settings: CallSettings
+    structure: Any
+    leaves: tuple[Any, ...]
+    inputs: tuple[str | None, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: Any = None
+
+    def filled(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these values as inputs."""
+        waiting = iter(inputs)
+        leaves = [
+            fixed if kind is None else next(waiting)
+            for fixed, kind in zip(self.leaves, self.inputs, strict=True)
+        ]
+        jax: Any = loaded_jax()
+        positional, named = jax.tree.unflatten(self.structure, leaves)
+        traced, statics = iter(positional), self.spec.statics
+        args = [x if i in statics.positions else next(traced) for i, x in enumerate(self.args)]
+        return tuple(args), {**self.kwargs, **named}
+
+
+@dataclass(frozen=True, eq=False)
+class TracedCall:
+    """What one step of jax's asks for: the call itself, or what is derived of it.
+
+    Attributes:
+        outline: the call that the program makes.
+        outputs: what this one returns.
+        sent: which of the call's inputs come first among the arrays of this one.
+        stages: what is done on the server, one after the other.
+    """
+
+    outline: CallOutline
+    outputs: tuple[Aval, ...]
+    sent: tuple[int, ...]
+    stages: tuple[Transformation, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TracedCall)
+            and self.outline.name == other.outline.name
+            and self.stages == other.stages
+            and self.outputs == other.outputs
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.outline.name, self.stages, self.outputs))
+
+    def __repr__(self) -> str:
+        """What people see in a jaxpr."""
+        spec = self.outline.spec
+        stages = (*Options.from_bytes(spec.options).transformations, *self.stages)
+        return shown_name(spec.identity.name, stages)
+
+    # what jax's rules ask for ------------------------------------------------------------------
+
+    def mapped(self, axes: tuple[int | None, ...], size: int) -> TracedCall:
+        """The call for many, its outputs along axis 0."""
+        outputs = tuple(one._replace(shape=(size, *one.shape)) for one in self.outputs)
+        return self._behind("flat_vmap", {"axes": axes}, outputs)
+
+    def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
+        """The tangents of its outputs that have one; those of the given inputs come behind."""
+        outputs = tuple(one for one in self.outputs if one.is_differentiable)
+        return self._behind("flat_jvp", {"given": given}, outputs)
+
+    def transposed(
+        self, linear: tuple[bool, ...], avals: tuple[Aval, ...], given: tuple[bool, ...]
+    ) -> TracedCall:
+        """The cotangents of the linear inputs; those of the given outputs come behind the rest."""
+        shapes = tuple(map(tuple, avals))
+        options = {"linear": linear, "shapes": shapes, "given": given}
+        pairs = zip(self.sent, linear, strict=False)  # the others come behind
+        sent = tuple(number for number, moves in pairs if not moves)
+        return replace(self._behind("flat_transpose", options, avals), sent=sent)
+
+    def _behind(self, name: str, options: dict[str, Any], outputs: tuple[Aval, ...]) -> TracedCall:
+        stages = (*self.stages, transformation(name, options))
+        return replace(self, outputs=outputs, stages=stages)
+
+    # the call ----------------------------------------------------------------------------------
+
+    def eager(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Makes the call; gives what jax takes for arrays.
+
+        Raises:
+            BaseException: what the function raised.
+            JaxdError: when the call could not be made.
+        """
+        jax: Any = loaded_jax()
+        wanted = self.outline.settings.results
+        given = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
+        return self._made(given, "jax" if wanted == "numpy" else wanted)
+
+    def callback(self, arrays: Sequence[Any], weak: Sequence[bool]) -> Sequence[Any]:
+        """Makes the call out of a running program: numpy arrays, and nothing of jax.
+
+        Raises:
+            BaseException: as `eager`; it is kept for `jaxd.last_error`.
+        """
+        given = [_WeakArray(x) if is_weak else x for x, is_weak in zip(arrays, weak, strict=True)]
+        try:
+            return self._made(given, "numpy")
+        except BaseException as error:
+            keep_error(error)
+            raise
+
+    def _made(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
+        call = self._flat(arrays, results) if self.stages else self._plain(arrays, results)
+        jax: Any = loaded_jax()
+        leaves = jax.tree.leaves(self.outline.caller.call(call))
+        return [_numbers(leaf) for leaf in leaves if not _is_float0(leaf)]
+
+    def _plain(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
+        """The program's own call."""
+        kinds = [kind for kind in self.outline.inputs if kind is not None]
+        inputs = [PRNGKeys(kind, x) if kind else x for kind, x in zip(kinds, arrays, strict=True)]
+        return self._encoded(self.outline.spec, self.outline.filled(inputs), results)
+
+    def _flat(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
+        """What is derived of it."""
+        outline = self.outline
+        count = sum(kind is not None for kind in outline.inputs)
+        inputs: list[Any] = [False] * count  # stands for what is not sent
+        for number, array in zip(self.sent, arrays, strict=False):
+            inputs[number] = array
+        args, kwargs = outline.filled(inputs)
+        behind = tuple(arrays[len(self.sent) :])
+        return self._encoded(self._derived(), ((behind, *args), kwargs), results)
+
+    def _encoded(
+        self, spec: Spec, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: ResultsAs
+    ) -> Encoded:
+        settings = self.outline.settings
+        return self.outline.caller.encode(
+            spec, *arguments, settings.timeout_s, results, settings.strict
+        )
+
+    def _derived(self) -> Spec:
+        """The function behind the stages."""
+        spec = self.outline.spec
+        options = Options.from_bytes(spec.options)
+        statics = Statics(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
+        flat = {
+            "inputs": self.outline.inputs,
+            "sent": self.sent,
+            "static_argnums": tuple(sorted(spec.statics.positions)),
+            "static_argnames": tuple(sorted(spec.statics.names)),
+        }
+        transformations = (
+            *options.transformations,
+            transformation("flat", flat),
+            *self.stages,
+        )
+        options = options._replace(
+            static_argnums=tuple(sorted(statics.positions)) if statics else None,
+            static_argnames=tuple(sorted(statics.names)) if statics else None,
+            transformations=transformations,
+        )
+        return Spec(spec.identity, options, statics)
+
+
+class _WeakArray:
+    """A numpy array that jax called weakly typed."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def _weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
+    import numpy
+
+    encoder.array(numpy.ascontiguousarray(value.array).reshape(value.array.shape), True)
+
+
+ArgumentEncoder.types[_WeakArray] = _weak
+
+
+def _is_float0(leaf: Any) -> bool:
+    """Whether it stands for no derivative: all of it follows from the form of the result."""
+    jax: Any = loaded_jax()
+    return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
+
+
+def _numbers(leaf: Any) -> Any:
+    """An array: of random keys their numbers."""
+    if type(leaf) is PRNGKeys:
+        return leaf.data
+    jax: Any = loaded_jax()
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf

@@ -1,0 +1,256 @@
+"""For servers that take no code: a function is traced here, and its program sent.
+
+A server that was started with `--accept exported` opens nothing that could be code. What it gets
+is what `jax.export` writes, for each kind of arguments, and flat lists of arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from jaxd.results.reader import Home, ResultReader, ResultsAs
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import NotPermitted
+from jaxd_protocol.fingerprint import Part
+from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
+from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.pytree import parse_leaves
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.request.function_snapshot import Spec
+    from jaxd_protocol.messages.data_locations import Stay
+    from jaxd_protocol.pytree import Layout, Leaf
+
+__all__ = ["Exported", "exported_call"]
+
+_MOST_OF_ONE: Final = 256
+_PLATFORMS: Final = {"gpu": "cuda"}
+
+_made: Final[weakref.WeakKeyDictionary[Spec, dict[Any, Exported]]] = weakref.WeakKeyDictionary()
+_making: Final = threading.Lock()  # guards the table; what is made twice at once is the same
+
+
+class Exported:
+    """A program that was made of a function; it stands where a caller wants a `Spec`.
+
+    Attributes:
+        key, identity, options, statics: as those of a `Spec`.
+        name, meaning, fingerprint, code, reader, forms, pinned, archives, calls_back,
+            takes_arguments: as of an `Identity`; nothing of this process can be called back.
+    """
+
+    def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
+        self.identity = self
+        self.name = name
+        self.code = code
+        self.fingerprint = fingerprint_of(code)
+        part = Part("program", name, self.fingerprint[:8])
+        self.meaning = Meaning(self.fingerprint, b"", (part,), {}, {}, frozenset(), (), True)
+        self.options = options.to_bytes()
+        self.key = function_key(self.fingerprint, options)
+        self.statics = NO_STATICS
+        self.reader = _TreeReader(structure)
+        self.forms: dict[bytes, bytes] = {}
+        self.pinned: dict[bytes, Any] = {}
+        self.archives = None
+        self.calls_back = self.takes_arguments = False
+
+    def travelling(self) -> AbstractContextManager[None]:
+        """Nothing has to be prepared."""
+        return nullcontext()
+
+
+class _TreeReader(ResultReader):
+    """Puts the leaves that a program returns into the tree that the function returned.
+
+    The server has no say in that tree: it sends a list of arrays and numbers, as many as there are.
+    """
+
+    def __init__(self, structure: Any) -> None:
+        super().__init__({})
+        self._structure = structure
+
+    def read(
+        self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+    ) -> Any:
+        """As its base does."""
+        return self._structure.unflatten(super().read(skeleton, blob, buffers, results))
+
+    def read_part(
+        self,
+        skeleton: bytes,
+        home: Home | None,
+        stay: Stay,
+        results: ResultsAs,
+        remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
+    ) -> Any:
+        """As its base does."""
+        leaves = super().read_part(skeleton, home, stay, results, remote)
+        return self._structure.unflatten(leaves)
+
+    def _parsed(self, skeleton: bytes) -> Layout:
+        return parse_leaves(skeleton, self._structure.num_leaves)
+
+
+def exported_call(
+    caller: Caller,
+    spec: Spec,
+    function: Callable[..., Any],
+    config: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Spec, tuple[Any, ...]]:
+    """What is called instead of a function, and with what.
+
+    Args:
+        caller: knows the server.
+        spec: the function as it is now.
+        function: the function.
+        config: jax settings for it.
+        args: of the call.
+        kwargs: of the call.
+
+    Raises:
+        NotPermitted: when it cannot be exported, or there is no jax here to do it.
+        Exception: what the function raises while it is traced.
+    """
+    jax = _required_jax()
+    options = Options.from_bytes(spec.options)
+    if options.in_shardings or options.out_shardings:
+        raise _cannot(spec, "in_shardings and out_shardings do not travel with a program")
+    leaves, tree = jax.tree.flatten(_closed(args, kwargs, spec.statics))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise _cannot(
+            spec, "jax traces the caller. Use f.grad(), f.vmap() and the like, which are exported"
+        )
+    kind = (tree, tuple(map(_kind, leaves)), caller.session.platform)
+    with _making:
+        found = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE)).get(kind)
+    if found is None:
+        found = _export(caller, spec, function, options, config, leaves, tree)
+        with _making:
+            known = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE))
+            known[kind] = found
+    return cast("Spec", found), tuple(leaves)
+
+
+def _export(
+    caller: Caller,
+    spec: Spec,
+    function: Callable[..., Any],
+    options: Options,
+    config: Mapping[str, Any],
+    leaves: list[Any],
+    tree: Any,
+) -> Exported:
+    from jax import export
+
+    from jaxd.tracing.inline import settings
+    from jaxd_protocol.jit.source_locations import without_places
+
+    jax = _required_jax()
+    structures: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        args, kwargs = _opened(jax.tree.unflatten(tree, given))
+        found, structure = jax.tree.flatten(function(*args, **kwargs))
+        structures.append(structure)
+        return cast("list[Any]", found)
+
+    kinds = map(_kind, leaves)
+    specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
+    platform = _PLATFORMS.get(caller.session.platform, caller.session.platform)
+    with settings(config), without_places():
+        jitted = jax.jit(flat, keep_unused=True)
+        traced = jitted.trace(*specs)  # what the function raises is raised as it is
+        del traced
+        try:
+            code = bytes(export.export(jitted, platforms=[platform])(*specs).serialize())
+        except ImportError as error:  # jax needs one more package for this
+            raise NotPermitted(
+                "this server takes exported programs only (--accept exported), and to make one jax "
+                f"needs a package that is missing here ({error}). Run: pip install 'jaxd[exported]'"
+            ) from error
+        except (NotImplementedError, ValueError) as error:
+            raise _cannot(spec, str(error).rstrip(".")) from error
+    of_program = Options(
+        donate_argnums=_donated(options, tree) or None,
+        compiler_options=options.compiler_options,
+        config=options.config,
+        static="jax",
+        extra_key=options.extra_key,
+    )
+    return Exported(spec.identity.name, code, structures[-1], of_program)
+
+
+def _donated(options: Options, tree: Any) -> tuple[int, ...]:
+    """Numbers of the leaves of the arguments that are given up."""
+    import jax
+
+    numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
+    args, kwargs = numbered
+    wanted = {number % len(args) for number in options.donate_argnums or () if args}
+    names = set(options.donate_argnames or ())
+    given = [args[number] for number in sorted(wanted)]
+    given += [value for name, value in kwargs.items() if name in names]
+    return tuple(sorted(jax.tree.leaves(given)))
+
+
+def _closed(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Any:
+    """The arguments with all that jax cannot trace, or is not to, closed by its content."""
+    from jaxd_protocol.jit.static_leaves import StaticLeaf, close_untraceable
+
+    positions = statics.at(len(args))
+
+    def closed(value: Any, *, static: bool) -> Any:
+        return StaticLeaf(value) if static else close_untraceable(value, strict=statics.strict)
+
+    return (
+        tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
+        {name: closed(value, static=name in statics.names) for name, value in kwargs.items()},
+    )
+
+
+def _opened(tree: Any) -> Any:
+    import jax
+
+    from jaxd_protocol.jit.static_leaves import StaticLeaf
+
+    def open_(value: Any) -> Any:
+        return value.value if isinstance(value, StaticLeaf) else value
+
+    return jax.tree.map(open_, tree, is_leaf=lambda value: isinstance(value, StaticLeaf))
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, dtype and weak type of an array or number, as jax takes it."""
+    import jax
+
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return tuple(leaf.shape), leaf.dtype, bool(getattr(leaf, "weak_type", False))
+    found = jax.typeof(leaf)
+    return found.shape, found.dtype, bool(getattr(found, "weak_type", False))
+
+
+def _required_jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise NotPermitted(
+            "this server takes exported programs only (--accept exported), and this process has no "
+            "jax to make one. Run: pip install jax, or use a server that takes code."
+        ) from error
+    return jax
+
+
+def _cannot(spec: Spec, why: str) -> NotPermitted:
+    return NotPermitted(
+        f"{spec.identity.name} cannot be exported, and this server takes nothing else (--accept "
+        f"exported): {why}. Leave that out, or use a server that takes code."
+    )

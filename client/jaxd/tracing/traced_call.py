@@ -1,0 +1,226 @@
+"""What happens when a tracer reaches a persistent function: the call becomes part of the program.
+
+The form of its result is asked for, once; then jax gets the call as an operation of its own, whose
+rules ask the server for derivatives and mapped calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jaxd.dispatch.warm import encode_warming, form_of
+from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.lazy_array import LazyArray
+from jaxd.interop.native import PRNGKeys
+from jaxd.request.function_snapshot import Spec
+from jaxd.tracing.derived_call import CallOutline, TracedCall
+from jaxd.tracing.primitive import Aval, bind
+from jaxd_protocol.errors import ResultError, TracerError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.pytree import Layout
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.request.call_request import CallSettings, Encoded
+
+__all__ = ["call_traced"]
+
+_NUMBERS: Final = (bool, int, float, complex)
+
+
+def call_traced(
+    caller: Caller,
+    spec: Spec,
+    settings: CallSettings,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settle: Callable[[Encoded], Encoded],
+) -> Any:
+    """The result of a call, as tracers where it depends on them.
+
+    Args:
+        caller: reaches the server.
+        spec: the function.
+        settings: how its calls are made.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        settle: gives the call, of the function as calls with such arguments mean it.
+
+    Raises:
+        TracerError: when a tracer is where no array can be.
+        BaseException: what the function raises while it is traced on the server, and, where jax
+            makes the call at once, what the call raises.
+    """
+    outline, taken = _taken_apart(caller, spec, settings, args, kwargs)
+    standing, named = outline.filled([one.stands for one in taken])
+    warming = settle(encode_warming(caller, spec, standing, named, settings.strict))
+    outline = replace(outline, spec=_lasting(warming.spec))
+    outline = replace(outline, name=_name(outline, warming))
+    caller.remember(outline.spec)
+    form = _form(caller, warming._replace(spec=outline.spec))
+    call = TracedCall(outline, form.outputs, tuple(range(len(taken))))
+    return form.built(bind(call, [one.array for one in taken]))
+
+
+def _name(outline: CallOutline, warming: Encoded) -> Any:
+    """Equal for calls that are alike in all but their arrays; objects may differ in what they hold.
+
+    What is static stands in the skeleton.
+    """
+    if any(kind is None for kind in outline.inputs):
+        return object()
+    settings = outline.settings
+    how = settings.results, settings.timeout_s, settings.strict
+    return outline.caller, outline.spec.key, warming.skeleton, how
+
+
+def _taken_apart(
+    caller: Caller,
+    spec: Spec,
+    settings: CallSettings,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[CallOutline, list[_Taken]]:
+    """The call without its arrays, and these."""
+    jax: Any = loaded_jax()
+    numbers, names = spec.statics.positions, spec.statics.names
+    _refuse_static_tracers(spec, args, kwargs)
+    leaves, structure = jax.tree.flatten(
+        (
+            [value for i, value in enumerate(args) if i not in numbers],
+            {name: value for name, value in kwargs.items() if name not in names},
+        )
+    )
+    taken = [_taken(leaf) for leaf in leaves]
+    outline = CallOutline(
+        caller,
+        spec,
+        settings,
+        structure,
+        tuple(None if one else leaf for leaf, one in zip(leaves, taken, strict=True)),
+        tuple(one.kind if one else None for one in taken),
+        tuple(value if i in numbers else None for i, value in enumerate(args)),
+        {name: value for name, value in kwargs.items() if name in names},
+    )
+    return outline, [one for one in taken if one]
+
+
+def _refuse_static_tracers(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    jax: Any = loaded_jax()
+    numbers, names = spec.statics.positions, spec.statics.names
+    given = [(f"argument {i}", x) for i, x in enumerate(args) if i in numbers]
+    given += [(f"argument {name!r}", x) for name, x in kwargs.items() if name in names]
+    for which, value in given:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TracerError(
+                f"{which} of {spec.identity.name} is static, so its value decides about the "
+                "program; here it is a tracer, whose value is not known before the program runs. "
+                "Take it out of static_argnums and static_argnames, or give jax.jit, grad or vmap "
+                "around this call a plain value for it."
+            )
+
+
+def _lasting(spec: Spec) -> Spec:
+    """The function without donation: derivatives need what it would give up."""
+    options = Options.from_bytes(spec.options)
+    kept = options._replace(donate_argnums=None, donate_argnames=None)
+    return spec if kept == options else Spec(spec.identity, kept, spec.statics)
+
+
+# what goes in ------------------------------------------------------------------------------------
+
+
+class _Taken(NamedTuple):
+    """A leaf that is an input.
+
+    Attributes:
+        array: what jax is given.
+        kind: "" for an array, the name of a generator for the numbers of random keys.
+        stands: what stands for it where only its shape counts.
+    """
+
+    array: Any
+    kind: str
+    stands: Any
+
+
+def _taken(leaf: Any) -> _Taken | None:
+    """The leaf as an input; None when it is nothing that jax could trace."""
+    jax: Any = loaded_jax()
+    if type(leaf) is PRNGKeys:
+        return _Taken(jax.numpy.asarray(leaf.data), leaf.impl, leaf)
+    if isinstance(leaf, jax.Array):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            stands = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            return _Taken(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)), stands)
+        return _Taken(leaf, "", _stands_for(leaf))
+    if isinstance(leaf, _NUMBERS) or _is_of_numpy(leaf) or type(leaf) is LazyArray:
+        array = jax.numpy.asarray(leaf)
+        return _Taken(array, "", _stands_for(array))
+    return None
+
+
+def _is_of_numpy(leaf: Any) -> bool:
+    import numpy
+
+    return isinstance(leaf, numpy.ndarray | numpy.generic)
+
+
+def _stands_for(array: Any) -> Any:
+    jax: Any = loaded_jax()
+    weak = bool(array.weak_type)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)
+
+
+# what comes out ----------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """What a result looks like.
+
+    Attributes:
+        layout: how it is put together.
+        order: of each of its arrays, as jax orders them, the number on the wire.
+    """
+
+    layout: Layout
+    order: tuple[int, ...]
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        """Its arrays, random keys as their numbers."""
+        leaves = [self.layout.leaves[number] for number in self.order]
+        return tuple(Aval(leaf.shape, leaf.dtype, leaf.weak) for leaf in leaves)
+
+    def built(self, arrays: list[Any]) -> Any:
+        """The result."""
+        jax: Any = loaded_jax()
+        found: list[Any] = [None] * len(arrays)
+        for number, array in zip(self.order, arrays, strict=True):
+            leaf = self.layout.leaves[number]
+            is_key = leaf.tag == "K"
+            found[number] = jax.random.wrap_key_data(array, impl=leaf.impl) if is_key else array
+        return self.layout.build(found)
+
+
+def _form(caller: Caller, warming: Encoded) -> _Form:
+    """The form of a call's result; asked for once for such calls."""
+    identity = warming.spec.identity
+    name = warming.spec.key + warming.skeleton
+    skeleton = identity.forms.get(name)
+    if skeleton is None:
+        skeleton = identity.forms[name] = form_of(caller, warming)
+    jax: Any = loaded_jax()
+    with identity.travelling():
+        layout = identity.reader.layout(skeleton)
+        found = jax.tree.leaves(layout.build(range(len(layout.leaves))))
+        order = tuple(leaf for leaf in found if type(leaf) is int)  # float0 is known already
+    if sorted(map(str, order)) != sorted(map(str, range(len(layout.leaves)))):
+        raise ResultError(
+            f"the result of {identity.name} holds an object that jax does not take apart in this "
+            "process, so it cannot be transformed here. Import the module that registers its "
+            "class with jax, or return dicts, lists and tuples from the function."
+        )
+    return _Form(layout, order)

@@ -1,0 +1,125 @@
+"""Values that nobody here holds any more: told to the server along with calls, or soon after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final
+
+from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
+
+__all__ = ["Drops"]
+
+_MAX_TOLD: Final = 4096
+_BATCH_S: Final = 0.05
+"""How long what goes may wait for a call that takes the news along."""
+
+
+class Drops:
+    """Collects ids of values. Thread-safe.
+
+    Args:
+        tell: sends the ids to the server by themselves; False when nobody is there any more.
+    """
+
+    def __init__(self, tell: Callable[[bytes], bool]) -> None:
+        self._tell = tell
+        self._gone: deque[int] = deque()
+        self._told: deque[int] = deque(maxlen=_MAX_TOLD)
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._is_awake = False
+        self._thread: threading.Thread | None = None
+        self._is_wanted = False  # whether there has ever been something to tell
+        self._is_stopped = False
+        self._lock = threading.Lock()  # guards the thread; `add` must not take it
+
+    def add(self, id: int) -> None:  # noqa: A002
+        """Takes note of one. From any thread, and in a garbage collection: nothing is locked."""
+        self._gone.append(id)
+        self._awake()
+
+    def _awake(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake.put(True)  # written in C: a collection in between does no harm
+
+    def take(self) -> bytes:
+        """What to tell the server along with a call."""
+        return pack_ids(self._drain()) if self._gone else b""
+
+    def put_back(self, ids: bytes) -> None:
+        """These could not be told: they go with the next call, or with what goes next."""
+        self._gone.extend(unpack_ids(ids))
+        if threading.current_thread() is not self._thread:  # which would only try again at once
+            self._awake()
+
+    def start(self) -> None:
+        """From now on, what no call takes along is told all the same; while one is connected."""
+        if self._thread is not None:
+            return
+        with self._lock:
+            self._is_wanted = True
+            self._begin()
+        self.retry()
+
+    def _begin(self) -> None:
+        """The lock is held."""
+        if self._thread is not None or self._is_stopped:
+            return
+        wake: SimpleQueue[bool] = SimpleQueue()
+        thread = threading.Thread(target=self._run, args=(wake,), name="jaxd-drops", daemon=True)
+        with suppress(RuntimeError):  # the system has no more threads: calls take it along
+            thread.start()
+            self._wake, self._is_awake, self._thread = wake, False, thread
+
+    def retry(self) -> None:
+        """Tells what could not be told before."""
+        if self._gone:
+            self._awake()
+
+    def stop(self) -> None:
+        """The connection was closed: nothing is told without a call until there is another one."""
+        with self._lock:
+            self._is_stopped = True
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._wake.put(False)
+
+    def abandon(self) -> None:
+        """In the child of a fork: the values are the parent's, and so is the thread."""
+        self._gone = deque(maxlen=0)
+        self._is_awake = True
+        self._lock = threading.Lock()
+
+    def _drain(self) -> list[int]:
+        found: list[int] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._gone.popleft())
+        self._told.extend(found)
+        return found
+
+    def again(self) -> None:
+        """There is another connection; what was told over the last one is told once more.
+
+        To let go of a value twice does no harm: no id is used twice.
+        """
+        told = list(self._told)
+        self._told.clear()
+        for each in told:
+            self.add(each)
+        self._is_stopped = False
+        if self._is_wanted:
+            self.start()
+
+    def _run(self, wake: SimpleQueue[bool]) -> None:
+        while wake.get():
+            time.sleep(_BATCH_S)
+            self._is_awake = False
+            gone = self._drain()
+            if gone and not self._tell(pack_ids(gone)):
+                return

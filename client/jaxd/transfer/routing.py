@@ -1,0 +1,304 @@
+"""How the large arrays of a call travel: through shared memory, or not at all, or in the message.
+
+Through memory that is shared with a server on the same machine, from 256 kB on. Not at all when
+they are jax arrays that the server was sent before: these cannot have changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from jaxd_protocol.base.buffers import ALIGNMENT
+from jaxd_protocol.errors import ConnectionLost, JaxdError
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.messages.data_locations import ABSENT, BLOCK, PROOF_BYTES, Row, unpack_ids
+
+if TYPE_CHECKING:
+    from jaxd.transfer.dedup import Data, SentBefore, Spared
+    from jaxd.transfer.shared_arrays import Room
+    from jaxd.transfer.shared_memory import Block, Place, Pool
+
+__all__ = ["BlockPeer", "Load", "Routes"]
+
+SHARED_BYTES: Final = 1 << 18
+"""Below this, the socket is as fast."""
+
+
+class BlockPeer(Protocol):
+    """A connection, as memory is shared over it.
+
+    Attributes:
+        passes_descriptors: whether the server can be given open files, as far as is known.
+    """
+
+    passes_descriptors: bool
+
+    def request(
+        self,
+        verb: str,
+        args: tuple[Any, ...],
+        *,
+        deadline: float | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> tuple[Any, object]:
+        """The server's reply, and its frame."""
+
+    def tell(self, verb: str, args: tuple[Any, ...]) -> None:
+        """Sends a message that has no reply."""
+
+
+class Load(NamedTuple):
+    """The data of a call, loaded onto its ways.
+
+    Attributes:
+        rows: where the data lies that is not in the message.
+        buffers: the data that is.
+        places: blocks with data of the call, each held once.
+        spared: what was sent before.
+    """
+
+    rows: Sequence[Row]
+    buffers: Sequence[memoryview]
+    places: Sequence[Place] = ()
+    spared: Spared | None = None
+
+    def in_blocks(self) -> dict[int, memoryview]:
+        """What lies in blocks, by leaf, with what lies behind it."""
+        blocks = {block.number: block.view for block, _ in self.places}
+        return {row.leaf: blocks[row.a][row.b :] for row in self.rows if row.kind == BLOCK}
+
+    def copies_of(self, call: Data) -> Sequence[memoryview]:
+        """The buffers of the call, as copies that this has made: the caller's arrays may change."""
+        in_blocks = self.in_blocks()
+        absent = {row.leaf for row in self.rows if row.kind in ABSENT}
+        rest = iter(self.buffers)
+        copies: list[memoryview] = []
+        for owner, data in zip(chain(call.owners, repeat(-1)), call.buffers, strict=False):
+            if owner in in_blocks:
+                copies.append(in_blocks[owner][: len(data)])
+            elif owner in absent:
+                copies.append(data)  # an array of jax that the server has: it cannot change
+            else:
+                copies.append(next(rest))
+        return copies
+
+    def abandon(self) -> None:
+        """The server has answered a call that was released before, because nobody waited."""
+        if self.spared is not None:
+            self.spared.abandon()
+
+    def release(self, reply: Sequence[Any] | None = None) -> None:
+        """The call is over: its blocks can be used for others.
+
+        Args:
+            reply: what the server said; None when there is no result.
+        """
+        for block, _ in self.places:
+            block.release()
+        if self.spared is not None:
+            refused = unpack_ids(reply[5]) if reply is not None and len(reply) > 5 else ()
+            sent = 0 if reply is None else sum(map(len, self.buffers))
+            self.spared.settle(ready=reply is not None, refused=refused, sent=sent)
+
+
+class Routes:
+    """Chooses the ways for the calls of one caller. Thread-safe.
+
+    Args:
+        pool: memory to share; by default that of this process.
+    """
+
+    def __init__(self, pool: Pool | None = None) -> None:
+        self._memory = pool
+
+    @property
+    def _pool(self) -> Pool:
+        if self._memory is None:
+            from jaxd.transfer.shared_memory import shared_pool  # many processes send nothing large
+
+            self._memory = shared_pool()
+        return self._memory
+
+    def load(
+        self,
+        call: Data,
+        connection: BlockPeer,
+        sent_before: Callable[[], SentBefore] | None = None,
+        *,
+        copied: bool = False,
+        deadline: float | None = None,
+    ) -> Load:
+        """Loads the data of a call, and has the connection know the blocks in which it lies.
+
+        Args:
+            call: its data.
+            connection: what it is sent over.
+            sent_before: gives what the session has sent; None: nobody looks there.
+            copied: whether the caller may change its arrays before the reply is here.
+            deadline: `time.monotonic()` after which the caller does not wait any more.
+
+        Raises:
+            ConnectionLost: when the connection has ended.
+            DeadlineExceeded: when the deadline passed.
+        """
+        if not call.buffers:
+            return Load(call.rows, call.buffers)
+
+        def ask(wanted: bytes, ids: bytes) -> bytes:
+            value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
+            return bytes(value[1])
+
+        spared = sent_before().spare(call, ask) if sent_before else None
+        try:
+            rows = list(spared.rows) if spared else []
+            places = self._load_blocks(call, connection, rows, copied=copied)
+        except BaseException:
+            if spared:
+                spared.settle(ready=False)
+            raise
+        absent = {row.leaf for row in rows if row.kind in ABSENT}
+        packed = spared.packed if spared else {}
+        rest = [
+            packed.get(owner, data)
+            for data, owner in zip(call.buffers, chain(call.owners, repeat(-1)), strict=False)
+            if owner not in absent
+        ]
+        return Load(sorted((*call.rows, *rows)), rest, places, spared)
+
+    def _load_blocks(
+        self, call: Data, connection: BlockPeer, rows: list[Row], *, copied: bool
+    ) -> Sequence[Place]:
+        """Puts into blocks what has no row so far; adds the rows."""
+        large = self._large(call, connection, {row.leaf for row in rows})
+        if not large:
+            return ()
+        places = self._places([call.buffers[index] for index in large], copied=copied)
+        if places is None:
+            return ()
+        known = False
+        try:
+            known = self.announce(connection, places)
+        finally:
+            if not known:
+                for block, _ in places:
+                    block.release()
+        if not known:
+            return ()
+        rows += [
+            Row(call.owners[index], BLOCK, block.number, offset)
+            for index, (block, offset) in zip(large, places, strict=True)
+        ]
+        return places
+
+    def room(self, connection: BlockPeer, sizes: Sequence[int]) -> Room | None:
+        """Where the server can put arrays of these sizes; None when it had better send them.
+
+        Raises:
+            ConnectionLost: when the connection has ended.
+        """
+        total = sum(sizes)
+        if total < SHARED_BYTES or not connection.passes_descriptors:
+            return None
+        from jaxd.transfer.shared_arrays import Room, view_of
+
+        block = self._pool.lease(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        if block is None:
+            return None
+        try:
+            if not self.announce(connection, [(block, 0)]):
+                return None
+            block.is_awaited = True
+            places: list[int] = []
+            views: list[memoryview] = []
+            end = 0
+            for size in sizes:
+                places += (block.number, end)
+                views.append(view_of(self._pool, block, end, size).data)
+                end += -(-size // ALIGNMENT) * ALIGNMENT
+            return Room(places, views, block)
+        finally:
+            block.release()
+
+    def lies_in_blocks(self, call: Data) -> bool:
+        """Whether some of its data lies in memory of the caller's that the server would read."""
+        return any(
+            owner >= 0 and self._is_in_block(data)
+            for owner, data in zip(call.owners, call.buffers, strict=False)
+            if len(data) >= SHARED_BYTES
+        )
+
+    def _large(self, call: Data, connection: BlockPeer, settled: Collection[int]) -> list[int]:
+        """Indexes of the buffers that may go through shared memory, of leaves without a row."""
+        if not call.buffers or not connection.passes_descriptors:
+            return []
+        return [
+            index
+            for index, (owner, data) in enumerate(zip(call.owners, call.buffers, strict=False))
+            if owner >= 0 and len(data) >= SHARED_BYTES and owner not in settled
+        ]
+
+    def _places(self, buffers: Sequence[memoryview], *, copied: bool) -> list[Place] | None:
+        """Where the data lies, copied or as it is; None when there is no room."""
+        found: dict[int, Place] = {}
+        if not copied:
+            for index, data in enumerate(buffers):
+                place = self._find(data)
+                if place is not None:
+                    found[index] = place
+        rest = [index for index in range(len(buffers)) if index not in found]
+        made = self._pool.copy_in([buffers[index] for index in rest])
+        if made is None:
+            for block, _ in found.values():
+                block.release()
+            return None
+        found.update(zip(rest, made, strict=True))
+        return [found[index] for index in range(len(buffers))]
+
+    def _find(self, data: memoryview) -> Place | None:
+        return self._pool.find(_address(data), len(data))
+
+    def _is_in_block(self, data: memoryview) -> bool:
+        place = self._find(data)
+        if place is not None:
+            place[0].release()
+        return place is not None
+
+    def announce(self, connection: BlockPeer, places: Sequence[Place]) -> bool:
+        """Has the server map blocks that it does not know; whether it can.
+
+        Raises:
+            ConnectionLost: when the connection has ended.
+        """
+        blocks = self._pool.unannounced(connection, [block for block, _ in places])
+        for block in blocks:
+            if not self._share(connection, block):
+                connection.passes_descriptors = False
+                return False
+        self._pool.announced(connection, blocks)
+        retired = self._pool.retired(connection)
+        if retired:
+            connection.tell("unshare", (tuple(retired),))
+        return True
+
+    def _share(self, connection: BlockPeer, block: Block) -> bool:
+        """Whether the server sees in the block what is in it: else something lies in between."""
+        try:
+            value, _ = connection.request(
+                "share", (block.number, block.nbytes), descriptors=(block.descriptor,)
+            )
+        except ConnectionLost:
+            raise
+        except JaxdError:
+            return False
+        return bool(value[0] == OK and value[1] == bytes(block.view[:PROOF_BYTES]))
+
+
+def _address(data: memoryview) -> int:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return -1
+    address: int = numpy.frombuffer(data, "u1").__array_interface__["data"][0]
+    return address

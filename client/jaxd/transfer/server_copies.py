@@ -1,0 +1,144 @@
+"""Data of this process that a server keeps a copy of, so that it is sent once.
+
+A copy is a value of the session under an id of our own choice. It begins on its way; once a reply
+has said that it is there, calls refer to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import Final
+
+from jaxd.transfer.release_queue import Drops
+from jaxd_protocol.messages.data_locations import first_id, new_number
+
+__all__ = ["Copies", "Copy"]
+
+_LIMIT_BYTES: Final = 1 << 30
+
+
+class Copy:
+    """One of them.
+
+    Attributes:
+        id: its name on the server.
+        nbytes: its size.
+        users: open calls that bring it or refer to it.
+        is_there: whether calls can refer to it.
+        is_refused: whether the server had no room for it.
+        is_shared: whether more than one array may stand for it, so that none of them decides.
+    """
+
+    __slots__ = ("id", "is_refused", "is_shared", "is_there", "nbytes", "users")
+
+    def __init__(self, nbytes: int) -> None:
+        self.id = first_id(new_number())
+        self.nbytes = nbytes
+        self.users = 1
+        self.is_there = False
+        self.is_refused = False
+        self.is_shared = False
+
+
+class Copies:
+    """The copies of one session, bounded: the least recently used one goes first. Thread-safe.
+
+    Args:
+        drops: tells the server what goes.
+        limit_bytes: of all of them.
+    """
+
+    def __init__(self, drops: Drops, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._drops = drops
+        self._limit_bytes = limit_bytes
+        self._copies: dict[int, Copy] = {}  # by id, the least recently used first
+        self._nbytes = 0
+        self._forgotten: deque[Copy] = deque()
+        self._lock = threading.Lock()  # guards all but _forgotten
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._tidy()
+            return len(self._copies)
+
+    def begin(self, nbytes: int) -> Copy | None:
+        """A copy that a call brings; None where there is no room. To be settled."""
+        with self._lock:
+            self._tidy()
+            if not self._make_room(nbytes):
+                return None
+            copy = Copy(nbytes)
+            self._add(copy)
+        self._drops.start()
+        return copy
+
+    def use(self, copy: Copy) -> bool:
+        """Whether a call can refer to a copy; to be settled if so."""
+        with self._lock:
+            self._tidy()
+            if copy.is_there:
+                copy.users += 1
+                self._copies[copy.id] = self._copies.pop(copy.id)
+            return copy.is_there
+
+    def settle(self, used: Iterable[Copy], *, ready: bool, refused: Collection[int] = ()) -> None:
+        """A call is over.
+
+        Args:
+            used: the copies that it brought or referred to.
+            ready: whether it has a result; else nobody knows whether what it brought is there.
+            refused: ids of copies that the server has not taken.
+        """
+        with self._lock:
+            for copy in used:
+                copy.users -= 1
+                copy.is_refused = copy.id in refused
+                if copy.is_refused or not (ready or copy.is_there):
+                    self._remove(copy)
+                else:
+                    copy.is_there = copy.id in self._copies
+
+    def drop_lost(self, used: Iterable[Copy]) -> None:
+        """Has the server let go of what a call has brought that had been settled before that."""
+        for copy in used:
+            if not copy.is_there:
+                self._drops.add(copy.id)
+
+    def forget(self, copy: Copy) -> None:
+        """The data is gone here. From any thread, and in a garbage collection: nothing is locked.
+
+        No call that uses the copy may be open.
+        """
+        if copy.is_shared:
+            return
+        self._forgotten.append(copy)
+        self._drops.add(copy.id)
+
+    def _tidy(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._take_out(self._forgotten.popleft())
+
+    def _make_room(self, nbytes: int) -> bool:
+        idle = [copy for copy in self._copies.values() if not copy.users]
+        for copy in idle:
+            if self._nbytes + nbytes <= self._limit_bytes:
+                break
+            self._remove(copy)
+        return self._nbytes + nbytes <= self._limit_bytes
+
+    def _add(self, copy: Copy) -> None:
+        self._copies[copy.id] = copy
+        self._nbytes += copy.nbytes
+
+    def _remove(self, copy: Copy) -> None:
+        self._take_out(copy)
+        self._drops.add(copy.id)
+
+    def _take_out(self, copy: Copy) -> None:
+        copy.is_there = False
+        if self._copies.pop(copy.id, None) is not None:
+            self._nbytes -= copy.nbytes

@@ -1,0 +1,109 @@
+"""numpy arrays that lie in blocks: a server on the same machine takes them without a copy."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.native import leaves_of, map_leaves
+from jaxd.transfer.shared_memory import Block, Place, Pool
+
+__all__ = ["Room", "empty", "shared_copy", "view_of"]
+
+_WORTH_BYTES: Final = 1 << 16
+"""Smaller arrays travel inside of the message anyway."""
+
+
+class Room(NamedTuple):
+    """Block and offset of each array, in one list; their data; the block, held by these views."""
+
+    places: Sequence[int]
+    data: Sequence[memoryview]
+    block: Block
+
+    def filled(self) -> None:
+        """The server has answered. Until then it may write, however the caller was stopped."""
+        self.block.is_awaited = False
+
+
+def empty(pool: Pool, shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
+    """An array as of `numpy.empty`, in a block of its own.
+
+    It is an ordinary one when it has less than 64 kB or holds objects, or when the pool has no
+    block for it.
+    """
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    dimensions = shape if isinstance(shape, tuple) else (shape,)
+    nbytes = math.prod(dimensions) * kind.itemsize
+    worth = nbytes >= _WORTH_BYTES and not kind.hasobject
+    block = pool.lease(nbytes) if worth else None
+    if block is None:
+        return numpy.empty(dimensions, kind)
+    return _array(block, block.view, 0, nbytes).view(kind).reshape(dimensions)
+
+
+def shared_copy(pool: Pool, tree: Any) -> Any:
+    """A tree with copies of the arrays in `tree`, all of them in one block.
+
+    Arrays that `empty` would not put into a block are copied as numpy does. What is not an array
+    stays as it is. Dicts, lists and tuples are taken apart; once jax is imported, whatever it
+    takes apart.
+    """
+    import numpy
+
+    leaves = leaves_of(tree)
+    large = [n for n, leaf in enumerate(leaves) if _is_large(leaf)]
+    places = pool.copy_in([_bytes_of(numpy.ascontiguousarray(leaves[n])) for n in large])
+    placed = dict(zip(large, places or (), strict=False))
+    copies = (_copy(leaf, placed.get(n)) for n, leaf in enumerate(leaves))
+    return map_leaves(lambda _: next(copies), tree)
+
+
+def view_of(pool: Pool, block: Block, offset: int, nbytes: int) -> Any:
+    """A read-only array of bytes in a block, which holds a share while it or a view of it exists.
+
+    The caller's own share stays the caller's.
+    """
+    pool.share(block)
+    return _array(block, block.view.toreadonly(), offset, nbytes)
+
+
+def _array(block: Block, memory: memoryview, offset: int, nbytes: int) -> Any:
+    """Bytes of a block as an array that takes over one share of it."""
+    numpy: Any = sys.modules["numpy"]
+    # every view of a view refers to this very array: numpy looks through those in between
+    owner = numpy.frombuffer(memory, "u1")
+    weakref.finalize(owner, block.release).atexit = False
+    return owner[offset : offset + nbytes]
+
+
+def _copy(leaf: Any, place: Place | None) -> Any:
+    """The copy in a block as an array, or one that numpy makes; what is no array stays as it is."""
+    numpy: Any = sys.modules["numpy"]
+    if place is not None:
+        block, offset = place
+        data = _array(block, block.view, offset, leaf.nbytes)
+        return data.view(leaf.dtype).reshape(leaf.shape)
+    return numpy.array(leaf) if _is_array(leaf) else leaf
+
+
+def _bytes_of(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view("u1"))
+
+
+def _is_large(leaf: Any) -> bool:
+    return _is_array(leaf) and leaf.nbytes >= _WORTH_BYTES and not leaf.dtype.hasobject
+
+
+def _is_array(leaf: Any) -> bool:
+    numpy: Any = sys.modules["numpy"]
+    jax = loaded_jax()
+    if jax is not None and isinstance(leaf, jax.Array):
+        return isinstance(leaf.dtype, numpy.dtype)  # else they are PRNG keys
+    return isinstance(leaf, numpy.ndarray)

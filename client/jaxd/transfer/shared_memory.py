@@ -1,0 +1,298 @@
+"""Blocks: memory of this process that a server on the same machine can use as well.
+
+A block is one file in memory, mapped here once and used again and again, because touching new
+memory takes longer than copying. The server is given the file's descriptor once for each
+connection; after that, a number and an offset stand for the data.
+
+Whoever uses a block holds a *share* of it: a call until its reply has come, an array as long as it
+lives. A block without shares is used for the next call. It is given back to the system instead when
+somebody else may still read it or write into it: a child that was forked meanwhile, or a server
+that was asked to and has not answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from jaxd_protocol.base import shared_memory
+from jaxd_protocol.base.buffers import ALIGNMENT
+from jaxd_protocol.base.process import forget_after_fork, tell_of_forks
+
+__all__ = ["Block", "Place", "Pool", "shared_pool"]
+
+SMALLEST_BYTES: Final = 1 << 18
+"""Sizes are powers of two from here up."""
+
+MAX_BLOCKS: Final = 256
+"""Each keeps one or two files open."""
+
+IDLE_S: Final = 60.0
+"""A block that has been unused for so long is given back to the system by the next call."""
+
+
+class Block:
+    """Memory that both ends can use. The pool makes it.
+
+    Attributes:
+        number: what it is called on every connection of this process.
+        nbytes: its size.
+        descriptor: of its file; open while the block exists.
+        view: all of it, writable.
+        address: where it begins in this process.
+        is_forked: whether a child has it as well.
+        is_awaited: whether the server may still write into it.
+    """
+
+    def __init__(self, pool: Pool, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.shares = 0  # guarded by the pool's lock, as is the next one
+        self.idle_since = 0.0  # of time.monotonic()
+        self.is_forked = False
+        self.is_awaited = False
+        self._pool = pool
+        self._written = 0  # bytes from the beginning that have been written from here
+        self.descriptor = -1
+        self.descriptor = shared_memory.create_sealed(nbytes)
+        self.view = shared_memory.map_file(self.descriptor, nbytes, writable=True)
+        self._bytes = sys.modules["numpy"].frombuffer(self.view, "u1")
+        self.address: int = self._bytes.__array_interface__["data"][0]
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    def hold(self) -> None:
+        """Takes one more share; somebody has one already."""
+        self._pool.share(self)
+
+    def release(self) -> None:
+        """Gives one share back. Never waits, so that it may be called at any time."""
+        self._pool.give_back(self)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copies bytes into the block; others may run meanwhile.
+
+        Raises:
+            OSError: when there is not enough memory.
+        """
+        numpy = sys.modules["numpy"]
+        warm = min(max(self._written - offset, 0), len(data))
+        numpy.copyto(self._bytes[offset : offset + warm], numpy.frombuffer(data[:warm], "u1"))
+        if warm < len(data):
+            shared_memory.write_fresh(self.descriptor, self.view, offset + warm, data[warm:])
+            self._written = offset + len(data)
+
+
+Place = tuple[Block, int]
+"""A block and an offset in it. Whoever is given one holds a share of the block."""
+
+
+class _Told:
+    """What one connection knows."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.retired: list[int] = []
+
+
+class Pool:
+    """The blocks of this process. Thread-safe; the child of a fork begins with none.
+
+    Args:
+        limit_bytes: of all blocks together.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._numbers = itertools.count(1)
+        self.after_fork()
+        forget_after_fork(self)
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Forgets all blocks: in the child of a fork they are the parent's."""
+        self._lock = threading.Lock()  # guards all that follows but _given_back
+        self._blocks: dict[int, Block] = {}  # by address
+        self._addresses: list[int] = []  # sorted
+        self._idle: list[Block] = []  # those without shares, the longest unused first
+        self._told: weakref.WeakKeyDictionary[object, _Told] = weakref.WeakKeyDictionary()
+        self._given_back: deque[Block] = deque()  # one entry for each share
+
+    def on_fork(self) -> None:
+        """A child has the blocks that are in use now, and must never see other data in them."""
+        # without the lock, which this very thread may hold; list() is one step
+        for block in list(self._blocks.values()):
+            if block.shares:
+                block.is_forked = True
+
+    # leasing ----------------------------------------------------------------------------------
+
+    def lease(self, nbytes: int, shares: int = 1) -> Block | None:
+        """A block of at least `nbytes` bytes, whose content is arbitrary, with some shares.
+
+        None when that would be over the limit, when there are no such blocks on this system, or
+        when numpy is not loaded. The data then has to travel.
+        """
+        size = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
+        with self._lock:
+            self._settle()
+            block = self._used(size) or self._new(size)
+            if block is not None:
+                block.shares = shares
+            return block
+
+    def copy_in(self, buffers: Sequence[memoryview]) -> list[Place] | None:
+        """Where copies of some contiguous bytes lie, each with a share; None as for `lease`."""
+        *offsets, total = _offsets(map(len, buffers))
+        block = self.lease(total, len(buffers)) if buffers else None
+        if block is None:
+            return None if buffers else []
+        try:
+            for offset, buffer in zip(offsets, buffers, strict=True):
+                block.write(offset, buffer)
+        except BaseException as error:
+            for _ in buffers:
+                block.release()
+            if isinstance(error, OSError):
+                return None
+            raise
+        return [(block, offset) for offset in offsets]
+
+    def find(self, address: int, nbytes: int) -> Place | None:
+        """Where memory of this process lies, with a share; None when it is in no block."""
+        if not self._addresses:
+            return None
+        with self._lock:
+            before = bisect_right(self._addresses, address) - 1
+            if before < 0:
+                return None
+            block = self._blocks[self._addresses[before]]
+            offset = address - block.address
+            if offset + nbytes > block.nbytes or not block.shares:
+                return None
+            block.shares += 1
+            return block, offset
+
+    def share(self, block: Block) -> None:
+        """Takes one more share of a block that is held already."""
+        with self._lock:
+            block.shares += 1
+
+    def give_back(self, block: Block) -> None:
+        """See `Block.release`."""
+        # garbage collection may come here while this very thread holds the lock
+        self._given_back.append(block)
+        # and an interrupt may come anywhere, which only `with` survives
+        if not self._lock.locked():
+            with self._lock:
+                self._settle()
+
+    # telling the server -----------------------------------------------------------------------
+
+    def unannounced(self, connection: object, blocks: Iterable[Block]) -> list[Block]:
+        """Those of the blocks, each once, whose descriptors the connection has to send first."""
+        with self._lock:
+            known = self._told.setdefault(connection, _Told()).numbers
+            return [b for b in {b.number: b for b in blocks}.values() if b.number not in known]
+
+    def announced(self, connection: object, blocks: Iterable[Block]) -> None:
+        """The connection has sent the descriptors of these blocks."""
+        with self._lock:
+            self._told.setdefault(connection, _Told()).numbers.update(b.number for b in blocks)
+
+    def retired(self, connection: object) -> list[int]:
+        """Numbers of blocks that are gone: what the server can forget. Each is returned once."""
+        with self._lock:
+            told = self._told.get(connection)
+            if told is None or not told.retired:
+                return []
+            retired, told.retired = told.retired, []
+            return retired
+
+    # the lock is held -------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Takes back what was given back, and lets go of what nobody needs."""
+        now = time.monotonic()
+        while self._given_back:
+            block = self._given_back.popleft()
+            block.shares -= 1
+            if block.shares or self._blocks.get(block.address) is not block:  # a parent's
+                continue
+            if block.is_forked or block.is_awaited:
+                self._retire(block)
+            else:
+                block.idle_since = now
+                self._idle.append(block)
+        while self._idle and now - self._idle[0].idle_since > IDLE_S:
+            self._retire(self._idle.pop(0))
+
+    def _used(self, size: int) -> Block | None:
+        """The block of this size that was used last: it may still be in the processor's cache."""
+        for block in reversed(self._idle):
+            if block.nbytes == size:
+                self._idle.remove(block)
+                return block
+        return None
+
+    def _new(self, size: int) -> Block | None:
+        free = self.limit_bytes - sum(b.nbytes for b in self._blocks.values())
+        if free + sum(b.nbytes for b in self._idle) < size or not _possible():
+            return None
+        while self._idle and (free < size or len(self._blocks) >= MAX_BLOCKS):
+            free += self._idle[0].nbytes
+            self._retire(self._idle.pop(0))
+        if len(self._blocks) >= MAX_BLOCKS:
+            return None
+        try:
+            block = Block(self, next(self._numbers), size)
+        except OSError:  # no more files or memory
+            return None
+        self._blocks[block.address] = block
+        insort(self._addresses, block.address)
+        return block
+
+    def _retire(self, block: Block) -> None:
+        del self._blocks[block.address]
+        self._addresses.remove(block.address)
+        for told in self._told.values():
+            if block.number in told.numbers:
+                told.numbers.remove(block.number)
+                told.retired.append(block.number)
+
+
+def _possible() -> bool:
+    numpy: Any = sys.modules.get("numpy")
+    return hasattr(numpy, "frombuffer") and shared_memory.available()
+
+
+def _offsets(sizes: Iterable[int]) -> list[int]:
+    """Where pieces of these sizes begin behind one another, each aligned; then the total."""
+    ends = itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+    return list(ends)
+
+
+_pools: dict[str, Pool] = {}
+
+
+def shared_pool() -> Pool:
+    """The blocks of this process: an eighth of the machine's memory at most."""
+    pool = _pools.get("")
+    return pool if pool is not None else _pools.setdefault("", Pool(_memory_bytes() // 8))
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # another system, which has no blocks either
+        return 0

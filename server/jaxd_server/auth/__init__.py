@@ -1,0 +1,1 @@
+"""Who may come in: listeners, accepting, authenticating, accounts, handing over."""

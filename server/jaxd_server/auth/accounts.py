@@ -1,0 +1,193 @@
+"""Who may come over TCP and TLS at this moment: tokens are read again whenever they change."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.accounts import (
+    MOST_ACCOUNTS,
+    Account,
+    TokenFile,
+    file_state,
+    token_files,
+)
+from jaxd_protocol.network.tokens import read_token_file
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Accounts"]
+
+_READ_AGAIN_S: Final = 1.0
+"""How old the content of a token file may be for the sessions that were made with it.
+
+A file can be rewritten without a change of its state: within one tick of the file system's clock,
+or behind a network file system's back.
+"""
+
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Why a file that is as it was cannot be read at the moment."""
+
+_State = tuple[int, ...]
+_Found = Account | str
+"""An account, or why there is none."""
+
+
+class Accounts:
+    """The accounts of a server. Thread-safe.
+
+    What cannot be read lets nobody in: a file that others can read, or that is empty, is passed
+    over with a line in the log, and so is the second one with the same token.
+
+    Args:
+        options: where the tokens are.
+        clock: seconds that only grow.
+
+    Raises:
+        ConfigurationError: when the file of the token without a name is not usable.
+    """
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        token = options.read_token()
+        self._given = Account.unnamed(token) if token and options.token_file is None else None
+        self._file = options.token_file
+        self._folder = options.token_folder
+        self._lock = threading.Lock()  # guards all below; files are read under it, so that of two
+        # handshakes at once neither goes by an older state than the other
+        self._read: dict[str, tuple[_State, _Found]] = {}
+        self._complaints: Mapping[str, str] = {}
+        self._current: tuple[Account, ...] = self._look()
+        self._has_news = True  # until somebody has looked who was here before
+        self._clock = clock
+        self._read_at = clock()
+
+    def now(self) -> tuple[Account, ...]:
+        """All of them; the files whose state has changed since the last time are read."""
+        with self._lock:
+            return self._note(self._look())
+
+    def may_stay(self, account: Account) -> bool:
+        """Whether an account is as it was when somebody came in with it."""
+        return account in self._current
+
+    def have_changed(self) -> bool:
+        """Whether they are others than when this was asked last; to be asked often.
+
+        Once a second every file is read for it, whatever its state is.
+        """
+        with self._lock:
+            is_due = self._clock() - self._read_at >= _READ_AGAIN_S
+            if is_due:
+                self._read_at = self._clock()
+            self._note(self._look(anew=is_due))
+            has_news, self._has_news = self._has_news, False
+            return has_news
+
+    def _note(self, found: tuple[Account, ...]) -> tuple[Account, ...]:
+        """Takes these for the present ones. The lock is held."""
+        if found != self._current:
+            _tell(self._current, found)
+            self._current = found
+            self._has_news = True
+        return found
+
+    def _look(self, *, anew: bool = False) -> tuple[Account, ...]:
+        """What the files say now; `anew`: also those that seem to be as they were."""
+        complaints: dict[str, str] = {}
+        by_token: dict[str, Account] = {}
+        for what, found in self._found(anew=anew):
+            if isinstance(found, str):
+                complaints[what] = found
+                continue
+            first = by_token.setdefault(found.token, found)
+            if first is not found:
+                complaints[what] = f"it has the same token as {first.principal}"
+        for what, reason in complaints.items() - self._complaints.items():
+            log_event("account_ignored", level=logging.WARNING, account=what, reason=reason)
+        self._complaints = complaints
+        return tuple(by_token.values())
+
+    def _found(self, *, anew: bool) -> Iterator[tuple[str, _Found]]:
+        if self._given is not None:
+            yield self._given.principal, self._given
+        if self._file is not None:
+            state = _state(self._file)
+            yield self._file, self._in_file(self._file, None, state, anew=anew)
+        if self._folder is None:
+            return
+        try:
+            files = self._files(self._folder)
+        except ConfigurationError as error:
+            yield self._folder, str(error)
+            return
+        for path in self._read.keys() - {file.path for file in files} - {self._file}:
+            del self._read[path]
+        for file in files[:MOST_ACCOUNTS]:
+            yield file.path, self._in_file(file.path, file.name, file.state, anew=anew)
+        if len(files) > MOST_ACCOUNTS:
+            yield self._folder, f"it has more than {MOST_ACCOUNTS} files; the last are left out"
+
+    def _files(self, folder: str) -> list[TokenFile]:
+        """Those of the folder; while it cannot be listed, those that are known and still there."""
+        try:
+            return token_files(folder)
+        except ConfigurationError as error:
+            if not _is_shortage(error):
+                raise
+        known = [(path, _state(path)) for path in self._read.keys() - {self._file}]
+        return sorted(
+            TokenFile(os.path.basename(path), path, 0.0, state) for path, state in known if state
+        )
+
+    def _in_file(self, path: str, name: str | None, state: _State | None, *, anew: bool) -> _Found:
+        """The account of a file, read again when it is another file than the last time.
+
+        While this process can open no file, one in the same state has the content that it had:
+        else a program that opens too many would show everybody out.
+        """
+        known = self._read.get(path)
+        is_as_it_was = known is not None and known[0] == state
+        if known is not None and is_as_it_was and not anew:
+            return known[1]
+        found: _Found
+        try:
+            token = read_token_file(path)
+            found = Account.unnamed(token) if name is None else Account.named(name, token)
+        except ConfigurationError as error:
+            if known is not None and is_as_it_was and _is_shortage(error):
+                return known[1]
+            found = str(error)
+        if state is not None:
+            self._read[path] = state, found
+        return found
+
+
+def _state(path: str) -> _State | None:
+    try:
+        return file_state(os.stat(path))
+    except OSError:
+        return None
+
+
+def _is_shortage(error: ConfigurationError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _SHORTAGES
+
+
+def _tell(before: tuple[Account, ...], after: tuple[Account, ...]) -> None:
+    """Logs what is new, gone, or has another token."""
+    old = {account.principal: account for account in before}
+    new = {account.principal: account for account in after}
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            log_event("account_revoked", principal=name)
+        elif name not in old:
+            log_event("account_added", principal=name)
+        elif old[name] != new[name]:
+            log_event("account_replaced", principal=name)

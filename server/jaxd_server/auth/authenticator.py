@@ -1,0 +1,317 @@
+"""Who may come in: settled on the plain socket, before anything that was sent is unpickled."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ProtocolError
+from jaxd_protocol.network import tcp_owners
+from jaxd_protocol.network.accounts import Account
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import (
+    MAGIC,
+    UNIX,
+    Channel,
+    Guest,
+    Line,
+    Transcript,
+    greet_client,
+    receive_message,
+    refuse,
+    server_proof,
+)
+from jaxd_protocol.network.versions import peer_uid
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, Stranger, Strangers
+from jaxd_server.auth.tls_setup import Tls, tls_of
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.runtime.rate_limit import Allowance, place_of
+
+__all__ = ["GREETING_S", "Admitted", "Doorman", "Doormen", "wrong_tokens"]
+
+
+GREETING_S = 10.0
+"""Seconds that a whole handshake may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A peer that was let in.
+
+    Attributes:
+        line: what to speak with it over: the socket, or TLS on it.
+        principal: who it is allowed to be.
+        guest: what our own client said of itself; None for a stock rpyc client.
+        account: whose token the peer has proved to hold, if any.
+        proof: that we hold it as well, for the welcome.
+    """
+
+    line: socket.socket | TlsSocket
+    principal: str
+    guest: Guest | None = None
+    account: Account | None = None
+    proof: str | None = None
+
+
+def wrong_tokens() -> Allowance:
+    """What is remembered of wrong tokens: twenty from one address, and then one in three seconds.
+
+    A token that `jaxd token` has made is never guessed, however many may be tried; one that
+    somebody has thought up might be.
+    """
+    return Allowance(20, 1 / 3)
+
+
+class Doorman:
+    """Admits or refuses the peers of one listener.
+
+    Args:
+        address: what the listener listens on.
+        accounts: those at this moment whose clients may come over TCP; asked for each of them.
+        uid: the user that may connect to a Unix socket: the server's own.
+        stock_loopback: whether stock rpyc clients and ours may come without a token over
+            loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
+        guests: other users that may; where the system does not tell who comes, nobody may then.
+        tls: with what clients are accepted; None: without TLS.
+        insecure: whether clients with a token may come over TCP although somebody may stand in
+            between, where their address says so as well.
+        failures: the wrong tokens so far, of all listeners.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        accounts: Callable[[], Collection[Account]],
+        uid: int,
+        stock_loopback: bool,
+        *,
+        guests: Collection[int] = (),
+        tls: Tls | None = None,
+        insecure: bool = False,
+        failures: Allowance | None = None,
+    ) -> None:
+        self._unix = address.kind == "unix"
+        self._accounts = accounts
+        self._failures = wrong_tokens() if failures is None else failures
+        self._uid = uid
+        self._guests = frozenset(guests)
+        self._tls = tls
+        plain_loopback = address.kind == "tcp" and address.is_loopback
+        self._open = self._unix or (stock_loopback and plain_loopback)
+        self._insecure = insecure or self._open
+        self._strangers = Strangers()
+
+    def admit(self, sock: socket.socket) -> Admitted:
+        """Lets one peer in.
+
+        Raises:
+            AuthenticationFailed: wrong user, wrong or missing token.
+            Busy: too many wrong tokens have come from there, or too many strangers are here.
+            VersionMismatch: our own client, but of another Python or protocol.
+            ProtocolError: something that is no client at all, or a connection on which somebody
+                may stand in between.
+            EOFError, OSError: the peer left or was too slow.
+        """
+        principal, wrong_user = self._principal_of(sock)
+        place = principal if self._unix else _place_of(sock)
+        if self._open and wrong_user is None:
+            sock.settimeout(None)  # a stock client speaks when it has something to ask
+            first = self._peek(sock)
+            return self._greet(sock, _Hurried(sock), first, principal, place)
+        with self._strangers.stay(sock, place, tls=self._tls is not None) as stranger:
+            hurried = _Hurried(sock)
+            first = self._peek(_Hurried(sock, min(FIRST_BYTES_S, hurried.left_s())))
+            stranger.heard()
+            if wrong_user is not None:
+                raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
+            if self._tls is not None:
+                return self._greet_over_tls(stranger, hurried, self._tls, first, principal, place)
+            stranger.greets(sock)
+            return self._greet(sock, hurried, first, principal, place)
+
+    def _greet_over_tls(
+        self,
+        stranger: Stranger,
+        hurried: _Hurried,
+        tls: Tls,
+        first: bytes,
+        principal: str,
+        place: str,
+    ) -> Admitted:
+        if first == MAGIC:
+            text = "this port speaks TLS. Use the tls:// address that the server printed."
+            raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
+        if not self._accounts():
+            raise AuthenticationFailed(_TAKES_NOBODY)  # only inside of TLS could it be said
+        line = TlsSocket(stranger.sock, tls.context, server_side=True)
+        line.settimeout(hurried.left_s())
+        line.do_handshake()
+        first = line.recv(len(MAGIC), socket.MSG_WAITALL)
+        if first != MAGIC:
+            raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
+        stranger.greets(line)
+        return self._greet_ours(line, _Hurried(line, hurried.left_s()), principal, place)
+
+    def _greet(
+        self, sock: socket.socket, hurried: _Hurried, first: bytes, principal: str, place: str
+    ) -> Admitted:
+        if first == MAGIC:
+            hurried.recv(len(MAGIC), socket.MSG_WAITALL)
+            return self._greet_ours(sock, hurried, principal, place)
+        if not self._open:
+            raise ProtocolError(
+                "the peer does not speak jaxd's protocol; a stock rpyc client may connect to a "
+                "Unix socket, or to loopback TCP under --allow-unauthenticated-loopback"
+            )
+        return Admitted(sock, principal)
+
+    def _greet_ours(
+        self, line: socket.socket | TlsSocket, hurried: _Hurried, principal: str, place: str
+    ) -> Admitted:
+        accounts = () if self._unix else self._accounts()
+        if not (accounts or self._open):
+            raise _turned_away(hurried, AuthenticationFailed(_TAKES_NOBODY))
+        wait_s = self._failures.wait_s(place) if accounts else 0.0
+        if wait_s:
+            raise _turned_away(hurried, _too_many(place, wait_s))
+        try:
+            guest, said = greet_client(hurried, self._channel(line), accounts, principal)
+        except AuthenticationFailed:
+            self._failures.note(place)
+            raise
+        proof = server_proof(guest.account, said)
+        return Admitted(line, guest.principal, guest, guest.account, proof)
+
+    def _channel(self, line: socket.socket | TlsSocket) -> Channel:
+        if self._unix:
+            return UNIX
+        if isinstance(line, TlsSocket):
+            assert self._tls is not None
+            return Channel("tls", self._tls.certificate)
+        return Channel("tcp", sock=line, insecure=self._insecure)
+
+    def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
+        """Who the peer is without a token, and why it may not be here, if so."""
+        if not self._unix:
+            return f"anonymous@{sock.getpeername()[0]}", None
+        uid = peer_uid(sock)
+        if uid is None and self._guests:
+            return "unknown", "the system does not tell who comes, and not everybody may."
+        if uid not in (None, self._uid, 0) and uid not in self._guests:
+            return f"uid:{uid}", (
+                f"user {uid} may not use the server of user {self._uid}. Start one of your own "
+                f"(`jaxd start`), or have that one started with --allow-uid {uid}."
+            )
+        return f"uid:{self._uid if uid is None else uid}", None
+
+    def _peek(self, sock: Line) -> bytes:
+        first = b""
+        while len(first) < len(MAGIC):
+            more = sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL)
+            if len(more) <= len(first):
+                raise EOFError("the peer left before it said who it is")
+            first = more
+            if not MAGIC.startswith(first):
+                break
+        return first
+
+
+_TAKES_NOBODY: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
+
+
+def _too_many(place: str, wait_s: float) -> Busy:
+    return Busy(
+        f"too many wrong tokens have come from {place}. The next one is looked at in "
+        f"{wait_s:.0f} s; check yours meanwhile.",
+        wait_s,
+    )
+
+
+def _refused(sock: Line, error: JaxdError, *, is_ours: bool) -> JaxdError:
+    """Tells one of our own clients why it may not come in, and returns that."""
+    if is_ours:
+        with suppress(EOFError, OSError):
+            sock.recv(len(MAGIC), socket.MSG_WAITALL)
+            return _turned_away(sock, error)
+    return error
+
+
+def _turned_away(sock: Line, error: JaxdError) -> JaxdError:
+    """As `_refused`, of a client whose first bytes were read."""
+    with suppress(ProtocolError, EOFError, OSError):
+        receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
+        refuse(sock, error)
+    return error
+
+
+class _Hurried:
+    """A socket on which everything together has to be over at one moment."""
+
+    def __init__(self, sock: socket.socket | TlsSocket, seconds: float | None = None) -> None:
+        self._sock = sock
+        self._until = time.monotonic() + (GREETING_S if seconds is None else seconds)
+
+    def recv(self, count: int, flags: int = 0, /) -> bytes:
+        self._sock.settimeout(self.left_s())
+        return self._sock.recv(count, flags)
+
+    def sendall(self, data: bytes, /) -> None:
+        self._sock.settimeout(self.left_s())
+        self._sock.sendall(data)
+
+    def left_s(self) -> float:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the handshake took too long")
+        return left_s
+
+
+def _place_of(sock: socket.socket) -> str:
+    """What strangers and wrong tokens are counted by: the address, and on this machine its user.
+
+    So that nobody shuts a loopback port, or has a client wait, by what comes from the same address.
+    """
+    place = place_of(sock.getpeername())
+    owner = tcp_owners.owner_of_peer(sock)
+    return place if owner is None else f"{place} (user {owner})"
+
+
+class Doormen:
+    """Who lets clients in, as a server's options say.
+
+    All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
+    gains nothing by trying one listener after the other.
+
+    Args:
+        options: what the server was told.
+        accounts: whose clients may come.
+
+    Raises:
+        ConfigurationError: when the certificate cannot be used.
+    """
+
+    def __init__(self, options: ServerOptions, accounts: Accounts) -> None:
+        self._options = options
+        self._accounts = accounts
+        self._failures = wrong_tokens()
+        self._tls = tls_of(options)
+
+    def at(self, address: Address) -> Doorman:
+        """The one for the listener at an address."""
+        return Doorman(
+            address,
+            self._accounts.now,
+            os.getuid(),
+            self._options.allow_unauthenticated_loopback,
+            guests=self._options.allow_uids,
+            tls=self._tls if address.kind == "tls" else None,
+            insecure=self._options.insecure_plaintext,
+            failures=self._failures,
+        )

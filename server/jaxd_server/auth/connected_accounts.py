@@ -1,0 +1,105 @@
+"""Who is here with an account, so that those can be shown out who may not stay."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from jaxd_protocol.errors import AuthenticationFailed
+from jaxd_protocol.network.accounts import Account
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Visitors"]
+
+
+_SHARED: Final = (
+    "they can run code in each other's answers. For people who do not trust each other, start the "
+    "server with --worker-per-principal"
+)
+
+
+class Visitors:
+    """The open connections that came in with an account. Thread-safe.
+
+    Args:
+        accounts: those that are good now; None: nobody is ever shown out.
+        forget: lets go of what a principal has on the server, who is not to come back.
+        share: whether all of them are served by this process.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts | None = None,
+        forget: Callable[[str], None] = lambda principal: None,
+        *,
+        share: bool = False,
+    ) -> None:
+        self._accounts = accounts
+        self._forget = forget
+        self._here: dict[socket.socket, Account] = {}
+        self._came_in: set[str] = set()
+        self._is_untold = share  # that they share it
+        self._lock = threading.Lock()  # guards the three
+
+    @contextmanager
+    def present(self, sock: socket.socket, account: Account | None) -> Iterator[None]:
+        """Within it, a connection is here; one without an account is not counted.
+
+        Raises:
+            AuthenticationFailed: when the account was taken away while its client came in.
+        """
+        if account is None:
+            yield
+            return
+        with self._lock:
+            self._here[sock] = account
+            self._came_in.add(account.principal)
+            together = sorted(self._came_in) if self._is_untold else []
+            self._is_untold = self._is_untold and len(together) < 2
+        if len(together) > 1:
+            log_event(
+                "accounts_share_a_worker", level=logging.WARNING, accounts=together, means=_SHARED
+            )
+        try:
+            if not self._may_stay(account):  # asked when it is in the table: it is not missed
+                raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+            yield
+        finally:
+            with self._lock:
+                del self._here[sock]
+
+    def look(self) -> None:
+        """Shows those out whose token was taken away; to be called often."""
+        if self._accounts is None or not self._accounts.have_changed():
+            return
+        with self._lock:
+            came_in = set(self._came_in)
+        gone = came_in - {account.principal for account in self._accounts.now()}
+        for principal, connections in self._show_out().items():
+            log_event(
+                "client_shown_out",
+                level=logging.WARNING,
+                principal=principal,
+                connections=connections,
+            )
+        with self._lock:
+            self._came_in -= gone
+        for principal in gone:
+            self._forget(principal)
+
+    def _may_stay(self, account: Account) -> bool:
+        return self._accounts is None or self._accounts.may_stay(account)
+
+    def _show_out(self) -> Counter[str]:
+        with self._lock:  # which also keeps the sockets from being closed, and their numbers reused
+            gone = [pair for pair in self._here.items() if not self._may_stay(pair[1])]
+            for sock, _ in gone:
+                with suppress(OSError):  # it has ended by itself
+                    sock.shutdown(socket.SHUT_RDWR)
+        return Counter(account.principal for _, account in gone)

@@ -1,0 +1,138 @@
+"""A client that was let in, from the door to the worker that is to serve it.
+
+A connection in plain text goes over itself, as a descriptor, with what its handshake has settled.
+One with TLS cannot: its keys are in the door's memory. There the line between door and worker
+stays open, and the door passes on what is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.network.handshake import Guest
+from jaxd_protocol.network.versions import Peer, peer_uid
+from jaxd_server.auth.authenticator import GREETING_S, Admitted
+
+__all__ = ["Usher", "hand_over"]
+
+_LENGTH: Final = struct.Struct("!I")
+_MOST_BYTES: Final = 1 << 16
+
+
+def hand_over(path: str, admitted: Admitted) -> socket.socket:
+    """Hands a client to the worker that listens at a path; the line to it.
+
+    Where the client's connection is a plain socket, that goes over as well, and there is nothing
+    left to do but to close both ends here. Else the worker speaks with the client over the line.
+
+    Raises:
+        OSError: when no worker listens there, or more wait for it than can.
+    """
+    data = json.dumps(_message(admitted)).encode()
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(GREETING_S)  # a worker need not take anybody in
+    try:
+        line.connect(path)
+        parts = [_LENGTH.pack(len(data)), data]
+        if isinstance(admitted.line, socket.socket):
+            socket.send_fds(line, parts[:1], [admitted.line.fileno()])
+            line.sendall(parts[1])
+        else:
+            line.sendall(b"".join(parts))
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+class Usher:
+    """Takes over clients that the door has let in: what a worker has in place of a doorman.
+
+    Args:
+        principal: whose worker this is; nobody else comes in.
+    """
+
+    def __init__(self, principal: str) -> None:
+        self._principal = principal
+
+    def admit(self, sock: socket.socket) -> Admitted:
+        """The client that a door hands over.
+
+        Raises:
+            ProtocolError: when it is somebody else's, or whoever hands it over is no door.
+            EOFError, OSError: when the door has gone.
+        """
+        if peer_uid(sock) not in (None, 0, os.getuid()):
+            raise ProtocolError("only the server's own door hands over clients.")
+        sock.settimeout(GREETING_S)
+        line, message = _receive(sock)
+        try:
+            return self._checked(line, message)
+        except BaseException:
+            line.close()
+            raise
+
+    def _checked(self, line: socket.socket, message: dict[str, Any]) -> Admitted:
+        admitted = _admitted(line, message)
+        if admitted.principal != self._principal:
+            raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
+        # a stock client speaks when it has something to ask
+        line.settimeout(None if admitted.guest is None else GREETING_S)
+        return admitted
+
+
+def _message(admitted: Admitted) -> dict[str, Any]:
+    guest = admitted.guest
+    said = (
+        None
+        if guest is None
+        else {
+            "peer": guest.peer.to_message(),
+            "session": guest.session,
+            "device": guest.device,
+        }
+    )
+    return {"principal": admitted.principal, "proof": admitted.proof, "guest": said}
+
+
+def _admitted(line: socket.socket, message: dict[str, Any]) -> Admitted:
+    principal, said = message["principal"], message["guest"]
+    guest = None
+    if said is not None:
+        peer = Peer.from_message(said["peer"])
+        guest = Guest(peer, said["session"], principal, said["device"])
+    return Admitted(line, principal, guest, proof=message["proof"])
+
+
+def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
+    """The client's line, and what is said of it; nothing that follows is read."""
+    head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
+    line = socket.socket(fileno=descriptors[0]) if descriptors else sock
+    try:
+        message = _message_on(sock, head)
+    except BaseException:
+        line.close()
+        raise
+    if line is not sock:
+        sock.close()  # nobody speaks on it any more
+    return line, message
+
+
+def _message_on(sock: socket.socket, head: bytes) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(head + _exactly(sock, _LENGTH.size - len(head)))
+    if length > _MOST_BYTES:
+        raise ProtocolError(f"a door says nothing of {length} bytes.")
+    message: dict[str, Any] = json.loads(_exactly(sock, length))
+    return message
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = sock.recv(count, socket.MSG_WAITALL) if count else b""
+    if len(data) < count:
+        raise EOFError("the door hung up")
+    return data

@@ -1,0 +1,185 @@
+"""Peers that have not proved who they are: so many places, and who loses one when all are taken.
+
+Nothing is known of a stranger but its address, so an attacker cannot be told from a slow client.
+What can be told is who costs most: a place is taken from the address that has the most of them,
+and there from who has said least, and longest ago. A client that shakes hands without delay keeps
+its place, also when silent connections come from its own address.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from jaxd_protocol.errors import AuthenticationFailed, Busy, VersionMismatch
+from jaxd_protocol.network.handshake import Line, refuse
+
+__all__ = ["FIRST_BYTES_S", "MAX_STRANGERS", "Stranger", "Strangers", "turn_away"]
+
+MAX_STRANGERS: Final = 64
+"""Peers that may be shaking hands at once on a listener that asks for a token."""
+
+FIRST_BYTES_S: Final = 2.0
+"""Seconds until the first bytes of a stranger: our clients send them as soon as they connect."""
+
+_FRESH_S: Final = 1.0
+"""For so long who has said something keeps its place before others of the same address."""
+
+_RETRY_S: Final = 1.0
+_TELL_S: Final = 1.0
+_MOST_UNREAD: Final = 1 << 13
+
+_SAID: Final = (AuthenticationFailed, VersionMismatch)
+"""What a peer was told already when it is raised."""
+
+_ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
+"""TLS for *internal error*, fatal: all that can be said before the keys are there (RFC 8446, 6)."""
+
+
+class Stranger:
+    """A peer that is shaking hands.
+
+    Args:
+        sock: its connection.
+        place: what its address counts as, see `place_of`.
+        line: what it can be told something over; None where it has to speak TLS first.
+        came_at: when it came.
+    """
+
+    __slots__ = ("_stage", "came_at", "line", "lost_place", "place", "sock")
+
+    def __init__(self, sock: socket.socket, place: str, line: Line | None, came_at: float) -> None:
+        self.sock = sock
+        self.place = place
+        self.line = line
+        self.came_at = came_at
+        self.lost_place = False
+        self._stage = 0
+
+    def heard(self) -> None:
+        """Its first bytes are here."""
+        self._stage = 1
+
+    def greets(self, line: Line) -> None:
+        """It speaks our protocol, over this line; one that does TLS and no more is silent."""
+        self.line = line
+        self._stage = 2
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing at all has come from it."""
+        return not self._stage
+
+    @property
+    def worth(self) -> tuple[int, float]:
+        """The lower, the sooner it gives its place to another one."""
+        return self._stage, self.came_at
+
+
+class Strangers:
+    """The peers that shake hands on one listener. Thread-safe.
+
+    Args:
+        most: places.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, most: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = MAX_STRANGERS if most is None else most
+        self._clock = clock
+        self._here: dict[Stranger, None] = {}  # who came first is first
+        self._lock = threading.Lock()  # guards it, and who has lost its place
+
+    @contextmanager
+    def stay(self, sock: socket.socket, place: str, *, tls: bool = False) -> Iterator[Stranger]:
+        """Within it, a peer has a place. One that loses it reads the end of its connection.
+
+        Args:
+            sock: its connection.
+            place: what its address counts as.
+            tls: whether it has to speak TLS before it can be told anything.
+
+        Raises:
+            Busy: when there was no place for it, or it has lost the one that it had; it was told.
+            TimeoutError: when it was too slow; it was told to come again.
+        """
+        stranger = Stranger(sock, place, None if tls else sock, self._clock())
+        if not self._enter(stranger):
+            raise _told(stranger, f"{self._most} others are shaking hands, none of them for long.")
+        try:
+            yield stranger
+        except TimeoutError:
+            self._leave(stranger)
+            _told(stranger, "the handshake took too long.")
+            raise
+        except (EOFError, OSError) as error:
+            if not self._leave(stranger) or isinstance(error, _SAID):
+                raise
+            raise self._lost(stranger) from error
+        finally:
+            self._leave(stranger)
+        if stranger.lost_place:
+            raise self._lost(stranger)
+
+    def _lost(self, stranger: Stranger) -> Busy:
+        return _told(stranger, f"more than {self._most} are shaking hands, and others are quicker.")
+
+    def _enter(self, stranger: Stranger) -> bool:
+        with self._lock:
+            if len(self._here) >= self._most:
+                other = self._who_gives_way(stranger)
+                if other is None:
+                    return False
+                other.lost_place = True
+                del self._here[other]
+                with suppress(OSError):  # still open: who closes it has to leave first
+                    other.sock.shutdown(socket.SHUT_RD)
+            self._here[stranger] = None
+            return True
+
+    def _who_gives_way(self, newcomer: Stranger) -> Stranger | None:
+        """Whose place it gets; None: nobody's. The lock is held."""
+        places = Counter(one.place for one in (*self._here, newcomer))
+        most = max(places.values())
+        crowd = [one for one in self._here if places[one.place] == most]
+        other = min(crowd, key=lambda one: one.worth, default=None)
+        if other is None or other.is_silent or most > places[newcomer.place]:
+            return other
+        return other if newcomer.came_at - other.came_at >= _FRESH_S else None
+
+    def _leave(self, stranger: Stranger) -> bool:
+        """Gives the place back, if it still is its own; whether it was lost before."""
+        with self._lock:
+            self._here.pop(stranger, None)
+            return stranger.lost_place
+
+
+def turn_away(sock: socket.socket, line: Line | None, error: Busy) -> None:
+    """Tells a peer to come again, without waiting for it; the caller closes its connection.
+
+    Args:
+        sock: the connection.
+        line: what it can be told over; None where TLS is not there yet, whose alert says it then.
+        error: why, and when.
+    """
+    with suppress(OSError):
+        sock.settimeout(_TELL_S)
+        if line is None:
+            sock.sendall(_ALERT)
+        else:
+            refuse(line, error)
+        sock.setblocking(False)
+        sock.recv(_MOST_UNREAD)  # what is unread when a connection closes may drop the answer
+
+
+def _told(stranger: Stranger, why: str) -> Busy:
+    error = Busy(f"{why} Come again in a moment.", _RETRY_S)
+    turn_away(stranger.sock, stranger.line, error)
+    return error

@@ -1,0 +1,119 @@
+"""Which addresses a server may open: whoever connects unproved can run code as this user."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Final
+
+from jaxd_protocol.errors import CannotListen, ConfigurationError
+from jaxd_protocol.network.accounts import token_files
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.config.argument_types import SAME_USER
+from jaxd_server.config.options import ServerOptions
+
+__all__ = ["check_trust"]
+
+_KEEPS_GROUPS: Final = (3, 12, 0)
+
+
+def check_trust(options: ServerOptions) -> None:
+    """Refuses addresses where strangers could connect; Unix sockets are guarded by their directory.
+
+    Raises:
+        CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
+            machine in plain text without words that say so.
+        ConfigurationError: when the token file is missing, empty, or readable by others, or others
+            can put tokens into the folder of named ones, or when workers for each principal are
+            asked for with options that go with them badly, or other users are to be let in where
+            the system does not tell who comes.
+    """
+    _check_separation(options)
+    if options.allow_uids and not hasattr(socket, "SO_PEERCRED"):
+        raise ConfigurationError(
+            "--allow-uid needs a system that tells who connects to a Unix socket (Linux); here "
+            "every user of this machine could come in. Leave it out, and give them tokens "
+            "(`jaxd token --name`) and a tls:// address."
+        )
+    open_to_more = [address for address in options.listen if address.needs_token]
+    if not open_to_more and options.token_file is None:
+        return
+    named = token_files(options.token_folder) if options.token_folder is not None else []
+    has_token = options.read_token() is not None or bool(named)
+    for address in open_to_more:
+        if address.kind == "tls":
+            _check_tls(address, has_token=has_token)
+        elif address.is_loopback:
+            _check_loopback(address, options, has_token=has_token)
+        else:
+            _check_beyond_loopback(address, options, has_token=has_token)
+
+
+def _check_separation(options: ServerOptions) -> None:
+    if not options.worker_per_principal:
+        if options.worker_uids is not None:
+            raise ConfigurationError(
+                "--worker-uids is for a server with --worker-per-principal. Give both, or neither."
+            )
+        return
+    if options.allow_unauthenticated_loopback:
+        raise ConfigurationError(
+            "with --allow-unauthenticated-loopback nobody knows who comes, so that there can be no "
+            "worker for each. Leave it out, or leave out --worker-per-principal."
+        )
+    is_root = os.geteuid() == 0
+    if options.worker_uids not in (None, SAME_USER) and not is_root:
+        raise ConfigurationError(
+            "only root can start workers of other users. Leave out --worker-uids, or start the "
+            "server as root."
+        )
+    if is_root and options.worker_uids != SAME_USER and sys.version_info[:3] == _KEEPS_GROUPS:
+        raise ConfigurationError(
+            "in Python 3.12.0 a process that root starts as another user keeps root's groups "
+            "(CVE-2023-6507). Run the server with a later Python, or say that all workers shall "
+            "be root (--worker-uids none)."
+        )
+    first, last = options.worker_uids or SAME_USER
+    if any(first <= uid <= last for uid in options.allow_uids if uid):
+        raise ConfigurationError(
+            "--worker-uids are for numbers that are nobody's, and --allow-uid names one of them. "
+            "Choose others."
+        )
+    takes_tokens = any(address.needs_token for address in options.listen)
+    if is_root and takes_tokens and options.worker_uids is None:
+        raise ConfigurationError(
+            "who holds a token would run code as root. Name numbers that are no user's yet, for "
+            "workers to run as (--worker-uids 70000-70999), or say that root it shall be "
+            "(--worker-uids none)."
+        )
+
+
+def _check_tls(address: Address, *, has_token: bool) -> None:
+    if not has_token:
+        raise CannotListen(
+            f"{address} without a token would let everybody who reaches this machine run code as "
+            "you, if unseen by others. Make a token with `jaxd token`."
+        )
+
+
+def _check_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
+    if not (has_token or options.allow_unauthenticated_loopback):
+        raise CannotListen(
+            f"{address} without a token would let every user of this machine run code as you. "
+            "Make a token with `jaxd token`, or say --allow-unauthenticated-loopback."
+        )
+
+
+def _check_beyond_loopback(address: Address, options: ServerOptions, *, has_token: bool) -> None:
+    if not options.insecure_plaintext:
+        raise CannotListen(
+            f"{address} is reachable from other machines, and the connection is not encrypted: "
+            "whoever sees the traffic can read and change it, and so run code as you. Encrypt it "
+            f"(--listen {address._replace(kind='tls')}), or accept that with --insecure-plaintext."
+        )
+    if not has_token:
+        raise CannotListen(
+            f"{address} without a token would let everybody who reaches this machine run code as "
+            "you; --insecure-plaintext does not waive that. Make a token with `jaxd token`."
+        )

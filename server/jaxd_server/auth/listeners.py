@@ -1,0 +1,248 @@
+"""The sockets that the host opens once, and that every worker inherits."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from jaxd_protocol.errors import CannotListen, ConfigurationError
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import private_directory, somebody_answers
+
+__all__ = ["Listener", "check_length", "listening_on"]
+
+_MAX_PATH_BYTES = 107
+"""`sun_path` of unix(7) is 108 bytes with the final zero."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An open, listening socket.
+
+    Attributes:
+        address: where clients find it; never port 0.
+        socket: blocking, not inherited by processes unless it is passed to them.
+    """
+
+    address: Address
+    socket: socket.socket
+
+
+@contextmanager
+def listening_on(
+    addresses: Iterable[Address], *, for_others: bool = False, beside_others: bool = False
+) -> Iterator[list[Listener]]:
+    """Opens all `addresses`, in order; at the end closes them and removes their socket files.
+
+    Args:
+        addresses: what to open.
+        for_others: whether other users can reach the Unix sockets; who of them may is then for the
+            doorman to say.
+        beside_others: whether they may enter the folder, although these sockets are ours alone.
+
+    Raises:
+        CannotListen: when one of them is in use, not allowed, not private, too long, or when the
+            disk is full. None is left open then.
+    """
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(_listener(address, for_others, beside_others))
+            for address in addresses
+        ]
+
+
+@contextmanager
+def _listener(address: Address, for_others: bool, beside_others: bool) -> Iterator[Listener]:
+    if address.kind != "unix":
+        opened = _tcp_socket(address)
+    else:
+        check_length(address.path)
+        directory = os.path.dirname(address.path)
+        if for_others or beside_others:
+            _check_guarded(directory, entered=for_others)
+        else:
+            _check_private(directory)
+        opened = _unix_socket(address, 0o666 if for_others else 0o600)
+    with opened as listening:
+        yield listening
+
+
+@contextmanager
+def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
+    path = address.path
+    try:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    with listening:
+        try:
+            with _directory_lock(os.path.dirname(path)):
+                _clear_the_way(path)
+                listening.bind(path)
+                os.chmod(path, mode)
+                listening.listen(socket.SOMAXCONN)
+        except CannotListen:
+            raise
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+        ours = os.stat(path).st_ino
+        try:
+            yield Listener(address, listening)
+        finally:
+            _remove(path, ours)
+
+
+def check_length(path: str) -> None:
+    """Refuses a path that no Unix socket can have.
+
+    Raises:
+        CannotListen: when it is too long.
+    """
+    length = len(os.fsencode(path))
+    if length > _MAX_PATH_BYTES:
+        raise CannotListen(
+            f"{path} has {length} bytes, and a Unix socket's path may have {_MAX_PATH_BYTES}. "
+            "Choose a shorter --listen (or --control), or set XDG_RUNTIME_DIR to a shorter path."
+        )
+
+
+def _check_private(directory: str) -> None:
+    """Makes `directory` ours alone when it is missing, and refuses any other that is not."""
+    if not os.path.lexists(directory):
+        try:
+            private_directory(directory)
+        except ConfigurationError as error:
+            raise CannotListen(str(error)) from error
+        return
+    _refuse_link(directory)
+    status = os.stat(directory)
+    if not stat.S_ISDIR(status.st_mode):
+        raise CannotListen(f"{directory} is not a directory. Choose another --listen.")
+    if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        return
+    raise CannotListen(
+        f"others can enter {directory}, and whoever reaches the socket can run code as you. "
+        f"Listen in a directory of your own, such as unix://{directory}/jaxd/server.sock, or, "
+        f"when nobody else needs this one, run: chmod 700 {directory}"
+    )
+
+
+def _refuse_link(directory: str) -> None:
+    """Refuses a link of somebody else's, who could have it lead elsewhere at any moment."""
+    status = os.lstat(directory)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.getuid()):
+        raise CannotListen(
+            f"{directory} is a link that another user has made, and can change. Name the folder "
+            "itself, or listen in another one."
+        )
+
+
+def _check_guarded(directory: str, *, entered: bool) -> None:
+    """Makes a `directory` that others may enter and only we may change, or refuses one."""
+    try:
+        if not os.path.lexists(directory):
+            os.makedirs(directory)
+            os.chmod(directory, 0o711)  # noqa: S103  entered, and not even listed
+        status = os.stat(directory)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot make the directory {directory}: {error.strerror}. Choose another --listen."
+        ) from error
+    _refuse_link(directory)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise CannotListen(
+            f"others can change what is in {directory}, and put a socket of theirs in the place of "
+            "yours. Listen in a directory of your own, or, when nobody else needs this one, run: "
+            f"chmod 711 {directory}"
+        )
+    if entered and not status.st_mode & 0o011:
+        raise CannotListen(
+            f"with --allow-uid others have to enter {directory}, and they cannot. Run: "
+            f"chmod 711 {directory}   (or choose another --listen)."
+        )
+
+
+@contextmanager
+def _directory_lock(directory: str) -> Iterator[None]:
+    """Keeps a second server from taking a path between our look at it and our bind."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear_the_way(path: str) -> None:
+    """Removes the socket file of a server that is gone; refuses anything else that is there."""
+    if not os.path.lexists(path):
+        return
+    if somebody_answers(path):
+        raise CannotListen(
+            f"a server already answers at {path}. Run `jaxd stop` or choose another --listen."
+        )
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise CannotListen(f"{path} exists and is no socket. Remove it or choose another --listen.")
+    os.unlink(path)
+
+
+def _remove(path: str, inode: int) -> None:
+    """Removes our socket file, unless somebody else has put another in its place."""
+    try:
+        if os.lstat(path).st_ino == inode:
+            os.unlink(path)
+    except OSError:
+        pass  # gone already, which is all that we want
+
+
+@contextmanager
+def _tcp_socket(address: Address) -> Iterator[Listener]:
+    try:
+        listening = _bound_tcp(address)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    with listening:
+        port = listening.getsockname()[1]
+        yield Listener(address._replace(port=port), listening)
+
+
+def _bound_tcp(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # a name may have addresses of both families; every client also tries IPv4
+    family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(socket.SOMAXCONN)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _cannot_listen(address: Address, error: OSError) -> CannotListen:
+    """`error` in words that say what to do next."""
+    if error.errno == errno.EADDRINUSE:
+        return CannotListen(
+            f"another program listens on port {address.port} of {address.host}. Stop it, or choose "
+            f"another port: --listen {address._replace(port=0)} takes a free one."
+        )
+    if error.errno in _NO_ROOM:
+        return CannotListen(
+            f"cannot listen on {address}: no room on its disk. "
+            f"Free some, or choose another --listen."
+        )
+    if error.errno == errno.EACCES:
+        return CannotListen(f"not allowed to listen on {address}. Choose another --listen.")
+    return CannotListen(
+        f"cannot listen on {address}: {error.strerror or error}. Choose another --listen."
+    )

@@ -1,0 +1,266 @@
+"""`python -m jaxd_server.cache`: what `jaxd cache` becomes. Needs no server and no jax."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from jaxd_protocol.base.terminal import Parser, size, table
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.cache.catalog import KeptCall, broken, kept_calls, target_facts
+from jaxd_server.cache.directory import cache_root, prove_trusted
+from jaxd_server.cache.sweep import clear, sweep
+from jaxd_server.cache.usage import usage
+from jaxd_server.config.argument_types import parse_size
+from jaxd_server.config.options import GIB
+
+__all__ = ["main"]
+
+_FEWEST_DIGITS: Final = 4
+_SHOWN_DIGITS: Final = 12
+_WIDEST: Final = 48
+_EXAMPLES: Final = """\
+examples:
+  jaxd cache ls              what is kept, the one used last first
+  jaxd cache show 3f2a91     one of them; by its first digits, or by the function's name
+  jaxd cache gc --max-bytes 2G
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command (default: `sys.argv[1:]`); returns the exit code of the process.
+
+    Returns:
+        0 done; 1 nothing was found, or something was broken, or the folder cannot be trusted.
+
+    Raises:
+        SystemExit: with 2 after a usage error, with 0 after `--help`.
+    """
+    arguments = _parser().parse_args(argv)
+    root = cache_root(arguments.cache_dir)
+    if root is None:
+        _complain("the cache is switched off (JAXD_CACHE_DIR=none)")
+        return 1
+    try:
+        root = _real(root)
+        code: int = arguments.run(root, arguments)
+        sys.stdout.flush()  # a closed pipe shows here
+        return code
+    except (ConfigurationError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        _complain(str(error))
+        return 1
+
+
+def _real(root: str) -> str:
+    """The folder's real path; nothing is made, and a missing one is an empty one."""
+    real = os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root))
+    if os.path.lexists(real):
+        prove_trusted(real)
+    return real
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="jaxd cache",
+        description="Look at the compiled programs that are kept on disk, and remove them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+    def add(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        own = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        own.add_argument("--cache-dir", metavar="PATH", help="another folder than the usual one")
+        own.add_argument("--json", action="store_true", help="one JSON object, for programs")
+        own.set_defaults(run=run)
+        return own
+
+    add("ls", _ls, "List what is kept, the one used last first.")
+    show = add("show", _show, "Print what is known of one of them.")
+    show.add_argument(
+        "key", metavar="KEY", help="first digits of it or its key, or a function's name"
+    )
+    gc = add("gc", _gc, "Remove what was long unused, until the rest takes no more than the limit.")
+    gc.add_argument(
+        "--max-bytes", type=parse_size, metavar="SIZE", default=10 * GIB, help="(default: 10G)"
+    )
+    add("verify", _verify, "Check each byte that is kept; remove what is broken, and exit with 1.")
+    clear_ = add("clear", _clear, "Remove all of it. Running servers build anew what they need.")
+    clear_.add_argument("--yes", action="store_true", help="do not ask")
+    return parser
+
+
+# looking -----------------------------------------------------------------------------------------
+
+
+def _ls(root: str, arguments: argparse.Namespace) -> int:
+    calls, all_ = kept_calls(root), usage(root)
+    if arguments.json:
+        listed = [_json(call) for call in calls]
+        _say_json({"folder": root, "bytes": all_.bytes, "files": all_.files, "calls": listed})
+        return 0
+    if calls:
+        head = ("key", "function", "arguments", "build", "size", "last use")
+        _say(table([head, *map(_row, calls)]))
+    _say(f"{len(calls)} kept, {size(all_.bytes)} in {root}")
+    return 0
+
+
+def _json(call: KeptCall) -> dict[str, Any]:
+    return asdict(call) | {"build_s": call.build_s}
+
+
+def _row(call: KeptCall) -> tuple[str, ...]:
+    return (
+        call.record[:_SHOWN_DIGITS],
+        call.name or "?",
+        _cut(", ".join(f"{name}: {form}" for name, form in call.arguments.items())),
+        f"{call.build_s:.2f} s",
+        size(call.bytes),
+        _ago(call.last_use),
+    )
+
+
+def _show(root: str, arguments: argparse.Namespace) -> int:
+    calls = kept_calls(root)
+    found = [call for call in calls if _is_meant(arguments.key, call)]
+    if not found:
+        _complain(f"nothing kept is called {arguments.key}. See: jaxd cache ls")
+        return 1
+    names = {call.record: call.name for call in calls}
+    if arguments.json:
+        _say_json({"calls": [_json(c) | {"facts": target_facts(root, c.target)} for c in found]})
+    else:
+        _say("\n\n".join("\n".join(_lines(root, call, names)) for call in found))
+    return 0
+
+
+def _is_meant(text: str, call: KeptCall) -> bool:
+    digits = text.lower()
+    by_digits = len(digits) >= _FEWEST_DIGITS and (call.record, call.key, call.program)
+    return text == call.name or any(each.startswith(digits) for each in by_digits or ())
+
+
+def _lines(root: str, call: KeptCall, names: dict[str, str]) -> list[str]:
+    others = [f"{names[other] or '?'} ({other[:_SHOWN_DIGITS]})" for other in call.shared_with]
+    facts = [f"{name} {_cut(fact)}" for name, fact in target_facts(root, call.target).items()]
+    told = [
+        ("function", [call.name or "?"]),
+        ("arguments", [f"{name}: {form}" for name, form in call.arguments.items()]),
+        ("record", [call.record]),
+        ("key", [call.key]),
+        ("program", [call.program]),
+        ("shared with", others),
+        ("not kept", [f"its program: {call.obstacle}"] if call.obstacle else []),
+        ("built", [_built(call)]),
+        ("by", [call.principal] if call.principal else []),
+        ("last use", [_ago(call.last_use)]),
+        ("size", [size(call.bytes)]),
+        ("good for", [call.target, *facts]),
+    ]
+    return [
+        f"{label if i == 0 else '':<12} {line}"
+        for label, lines in told
+        for i, line in enumerate(lines)
+    ]
+
+
+def _built(call: KeptCall) -> str:
+    at = "?"
+    if call.created:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.created))
+    return f"{at}, tracing {call.trace_s:.2f} s, compiling {call.compile_s:.2f} s"
+
+
+# removing ----------------------------------------------------------------------------------------
+
+
+def _gc(root: str, arguments: argparse.Namespace) -> int:
+    swept = sweep(root, None, arguments.max_bytes)
+    if arguments.json:
+        _say_json(asdict(swept))
+    else:
+        _say(f"removed {swept.files} files, {size(swept.bytes)}; {size(swept.left)} left in {root}")
+    return 0
+
+
+def _verify(root: str, arguments: argparse.Namespace) -> int:
+    checked, bad = 0, []
+    for entry, reason in broken(root):
+        checked += 1
+        if reason is not None:
+            bad.append({"path": entry.path, "reason": reason})
+            _remove(entry.path)
+    if arguments.json:
+        _say_json({"folder": root, "checked": checked, "broken": bad})
+    else:
+        for each in bad:
+            _say(f"removed {each['path']}: {each['reason']}")
+        _say(f"{checked} files checked, {len(bad)} broken")
+    return 1 if bad else 0
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):  # a server was faster
+            os.unlink(path)
+
+
+def _clear(root: str, arguments: argparse.Namespace) -> int:
+    all_ = usage(root)
+    count = sum(all_.files.values())
+    if not arguments.yes and sys.stdin.isatty():
+        answer = input(f"Remove {count} files, {size(all_.bytes)}, from {root}? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            return 1
+    clear(root)
+    if arguments.json:
+        _say_json({"folder": root, "files": count, "bytes": all_.bytes})
+    else:
+        _say(f"removed {count} files, {size(all_.bytes)}")
+    return 0
+
+
+# words -------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"jaxd: {text}\n")
+
+
+def _say_json(value: Any) -> None:
+    _say(json.dumps(value, indent=2))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What is kept in a cache folder, for people. Nothing that is kept is run or unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory
+from jaxd_server.cache.record_file import Broken, Header, read_header
+from jaxd_server.cache.usage import Entry, entries
+
+__all__ = ["KeptCall", "broken", "kept_calls", "target_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A function with one signature, as it lies on disk.
+
+    What its record does not say, or says in another way than this version, is empty.
+
+    Attributes:
+        record: the name of its record, in hex digits.
+        key: of the function, in hex digits.
+        program: the name of its program, in hex digits.
+        target: what it is good for.
+        name: what people call the function.
+        arguments: what each argument looks like, by its name.
+        trace_s: seconds that tracing took.
+        compile_s: seconds that compiling took.
+        created: when it was built, in seconds since 1970.
+        last_use: when it was used last, in seconds since 1970.
+        bytes: room that it takes on disk, its program included.
+        principal: who had it built.
+        obstacle: why its program is not kept.
+        shared_with: the records of other calls with the same program.
+    """
+
+    record: str
+    key: str
+    program: str
+    target: str
+    name: str
+    arguments: Mapping[str, str]
+    trace_s: float
+    compile_s: float
+    created: float
+    last_use: float
+    bytes: int
+    principal: str
+    obstacle: str
+    shared_with: tuple[str, ...]
+
+    @property
+    def build_s(self) -> float:
+        """Seconds that it took to build."""
+        return self.trace_s + self.compile_s
+
+
+def kept_calls(root: str) -> list[KeptCall]:
+    """All calls in a cache folder, the one used last first; broken files are left out."""
+    found = list(entries(root))
+    sizes = {entry.path: entry.bytes for entry in found}
+    read = [(entry, header) for entry in found if entry.kind == "calls" for header in _read(entry)]
+    sharing: dict[str, list[str]] = defaultdict(list)
+    for entry, header in read:
+        sharing[_program_file(entry, header)].append(header.name.hex())
+    calls = [_call(entry, header, sizes, sharing) for entry, header in read]
+    return sorted(calls, key=lambda call: -call.last_use)
+
+
+def _read(entry: Entry) -> Iterator[Header]:
+    with contextlib.suppress(Broken, OSError):
+        yield read_header(entry.path)
+
+
+def _program_file(entry: Entry, header: Header) -> str:
+    return f"{entry.target}/programs/{_Fields(header.content).digits('program')}"
+
+
+def _call(
+    entry: Entry, header: Header, sizes: Mapping[str, int], sharing: Mapping[str, list[str]]
+) -> KeptCall:
+    fields = _Fields(header.content)
+    program = _program_file(entry, header)
+    record = header.name.hex()
+    return KeptCall(
+        record=record,
+        key=fields.digits("key"),
+        program=fields.digits("program"),
+        target=os.path.basename(entry.target),
+        name=fields.text("name"),
+        arguments=_arguments(fields),
+        trace_s=fields.number("trace_s"),
+        compile_s=fields.number("compile_s"),
+        created=fields.number("created"),
+        last_use=entry.used,
+        bytes=entry.bytes + sizes.get(program, 0),
+        principal=fields.text("principal"),
+        obstacle=fields.text("obstacle"),
+        shared_with=tuple(each for each in sharing[program] if each != record),
+    )
+
+
+def _arguments(fields: _Fields) -> dict[str, str]:
+    parameters = fields.get("parameters", tuple)
+    names = [name for name in parameters or () if isinstance(name, str)]
+    try:
+        forms = argument_forms(fields.get("skeleton", bytes) or b"", names)
+    except ProtocolError:
+        return {}
+    return {_plain(name): _plain(str(argument.form)) for name, argument in forms.items()}
+
+
+def _plain(text: str) -> str:
+    """Nothing in it talks to a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+class _Fields:
+    """A record's content, where another version may have put something else."""
+
+    def __init__(self, content: Any) -> None:
+        self._fields: dict[Any, Any] = {}
+        with contextlib.suppress(TypeError, ValueError):
+            self._fields = dict(content)
+
+    def get(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        value = self._fields.get(name)
+        return value if isinstance(value, kind) else None
+
+    def text(self, name: str) -> str:
+        return _plain(self.get(name, str) or "")
+
+    def digits(self, name: str) -> str:
+        return (self.get(name, bytes) or b"").hex()
+
+    def number(self, name: str) -> float:
+        return float(self.get(name, (int, float)) or 0.0)
+
+
+def target_facts(root: str, target: str) -> dict[str, str]:
+    """What a target stands for; empty when its folder does not say."""
+    try:
+        with open(f"{root}/{VERSION}/{target}/{TARGET_FILE}", encoding="utf-8") as file:
+            facts = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(fact) for name, fact in facts.items()} if type(facts) is dict else {}
+
+
+_MISPLACED: Final = "it is the file of another record"
+
+
+def broken(root: str) -> Iterator[tuple[Entry, str | None]]:
+    """Each record with what is wrong with it, or None; all of its bytes are checked."""
+    for entry in entries(root):
+        try:
+            header = read_header(entry.path, check=True)
+            here = Directory(root, os.path.basename(entry.target)).file(entry.kind, header.name)
+            right = (header.kind, header.target) == (entry.kind, os.path.basename(entry.target))
+            yield entry, None if right and here == entry.path else _MISPLACED
+        except FileNotFoundError:  # swept meanwhile
+            continue
+        except (Broken, ValueError) as error:
+            yield entry, str(error)
+        except OSError as error:
+            yield entry, error.strerror

@@ -1,0 +1,265 @@
+"""One record as one file: whole, unchanged and of the right name, or not believed at all.
+
+    magic, format, length of the header | digest of these and the header | header | payload
+
+The header is a literal: (kind, name, target, content, how the payload is packed, its length, its
+length in the file, its digest). It can be read and trusted without the payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import stat
+import struct
+import zlib
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.pytree.literals import dump_literal, load_literal
+
+__all__ = [
+    "FORMAT",
+    "Broken",
+    "Header",
+    "Record",
+    "encode",
+    "read_file",
+    "read_header",
+    "write_file",
+]
+
+FORMAT: Final = 1
+"""Changes with the layout of a file; a file of another format is not read."""
+
+_MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as PNG's: a transfer as text shows
+_PREFIX: Final = struct.Struct("!8sIQ")
+_DIGEST: Final = 16
+_START: Final = _PREFIX.size + _DIGEST
+_SAMPLE: Final = 1 << 16
+_WORTH_PACKING: Final = 0.9
+# What says that the file itself is no good, as opposed to the moment.
+_NO_FILE: Final = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+
+
+class Broken(Exception):
+    """The file is not what was written under this name: it can only be removed."""
+
+
+class Record(NamedTuple):
+    """What is kept under one name.
+
+    Attributes:
+        content: a literal as in `jaxd_protocol.pytree.literals`.
+        payload: opaque bytes; empty when they were not asked for.
+    """
+
+    content: Any
+    payload: bytes
+
+
+class Header(NamedTuple):
+    """What stands before the payload, in this order.
+
+    Attributes:
+        kind: the folder.
+        name: what the record is found by.
+        target: what the record is good for, as `Target.digest`.
+        content: see `Record`.
+        packing: how the payload is kept: `"zlib"` or `"none"`.
+        length: bytes of the payload.
+        stored: bytes of it in the file.
+        digest: BLAKE2b of those.
+    """
+
+    kind: str
+    name: bytes
+    target: str
+    content: Any
+    packing: str
+    length: int
+    stored: int
+    digest: bytes
+
+
+def encode(kind: str, name: bytes, target: str, content: Any, payload: bytes) -> tuple[bytes, ...]:
+    """The pieces of the file that `read_file` takes.
+
+    Raises:
+        TypeError: when `content` is not a literal.
+    """
+    stored, packing = _packed(payload)
+    header = Header(kind, name, target, content, packing, len(payload), len(stored), _hash(stored))
+    data = dump_literal(tuple(header))
+    prefix = _PREFIX.pack(_MAGIC, FORMAT, len(data))
+    return prefix, _hash(prefix, data), data, stored
+
+
+def _packed(payload: bytes) -> tuple[bytes, str]:
+    """The payload as it is kept; what a sample says is dense already is left as it is."""
+    sample = payload[:_SAMPLE]
+    if len(zlib.compress(sample, 1)) < _WORTH_PACKING * len(sample):
+        packed = zlib.compress(payload, 1)
+        if len(packed) < len(payload):
+            return packed, "zlib"
+    return payload, "none"
+
+
+def _hash(*pieces: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool = True) -> Record:
+    """The record in the file, when it is the one that was written under this name.
+
+    Args:
+        path: the file.
+        kind: see `Header`, as the next two.
+        name: what the header has to say.
+        target: what the header has to say.
+        payload: whether the payload is read and checked too.
+
+    Raises:
+        Broken: when it is anything else.
+        OSError: when there is no such file, or it cannot be read now.
+    """
+    header, stored = _read(path, payload=payload)
+    if (header.kind, header.name, header.target) != (kind, name, target):
+        raise Broken("it is the file of another record")
+    return Record(header.content, _unpacked(header, stored) if payload else b"")
+
+
+def read_header(path: str, *, check: bool = False) -> Header:
+    """The header of whatever record is in the file; with `check` its payload is checked too.
+
+    Raises:
+        Broken: when it is no whole record.
+        OSError: when there is no such file, or it cannot be read now.
+    """
+    header, stored = _read(path, payload=check)
+    if check:
+        _unpacked(header, stored)
+    return header
+
+
+def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
+    try:
+        file = open(path, "rb", buffering=0, opener=_opener)  # noqa: SIM115  closed below
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise Broken(f"it cannot be opened: {error.strerror}") from error
+        raise
+    with file:
+        size = _size_of_ours(os.fstat(file.fileno()))
+        start = _exactly(file.read(_START), _START)
+        length = _header_length(start, size)
+        data = _exactly(file.read(length), length)
+        header = _header(start, data)
+        if size != _START + length + header.stored:
+            raise Broken("it is cut off, or something was added")
+        return header, _all(file, header.stored) if payload else b""
+
+
+def _opener(path: str, flags: int) -> int:
+    """Neither follows a link nor waits for the writer of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _size_of_ours(status: os.stat_result) -> int:
+    """The size of a file that only we, or root, can have written."""
+    if not stat.S_ISREG(status.st_mode):
+        raise Broken("it is not a file")
+    if status.st_uid not in (0, os.geteuid()):  # root may do anything anyway
+        raise Broken("it belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Broken("others can write to it")
+    return status.st_size
+
+
+def _exactly(data: bytes, length: int) -> bytes:
+    if len(data) != length:
+        raise Broken("it is cut off")
+    return data
+
+
+def _all(file: Any, length: int) -> bytes:
+    """`length` bytes; one read of the system gives at most two gigabytes."""
+    pieces = []
+    while length > 0:
+        piece = file.read(length)
+        if not piece:
+            raise Broken("it is cut off")
+        pieces.append(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _header_length(start: bytes, size: int) -> int:
+    magic, version, length = _PREFIX.unpack_from(start)
+    if magic != _MAGIC:
+        raise Broken("it is not a record")
+    if version != FORMAT:
+        raise Broken(f"it has format {version}, and this version of jaxd writes {FORMAT}")
+    if length > size - _START:  # before memory is taken for it
+        raise Broken("it is cut off")
+    return int(length)
+
+
+def _header(start: bytes, data: bytes) -> Header:
+    if _hash(start[: _PREFIX.size], data) != start[_PREFIX.size :]:
+        raise Broken("its header was changed")
+    try:
+        fields, end = load_literal(data, 0)
+        header = Header(*fields)
+    except (ProtocolError, TypeError) as error:
+        raise Broken("its header cannot be read") from error
+    if end != len(data):
+        raise Broken("its header cannot be read")
+    return header
+
+
+def _unpacked(header: Header, stored: bytes) -> bytes:
+    if _hash(stored) != header.digest:
+        raise Broken("its payload was changed")
+    try:
+        payload = zlib.decompress(stored) if header.packing == "zlib" else stored
+    except zlib.error as error:
+        raise Broken("its payload cannot be unpacked") from error
+    if len(payload) != header.length:
+        raise Broken("its payload cannot be unpacked")
+    return payload
+
+
+def write_file(path: str, pieces: tuple[bytes, ...]) -> None:
+    """Puts a file of mode 0600 there: all of it or nothing, whoever reads or writes meanwhile.
+
+    Not synced to the disk: what a power cut leaves, the digests find.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind.
+    """
+    temporary = f"{os.path.dirname(path)}/.{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            os.fchmod(descriptor, 0o600)  # whatever the umask
+            for piece in pieces:
+                _write(file, piece)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write(file: Any, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]

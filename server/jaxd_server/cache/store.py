@@ -1,0 +1,287 @@
+"""Records by kind and name, kept on disk for one target."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, cache_root, make_trusted
+from jaxd_server.cache.record_file import Broken, Record, encode, read_file, read_header, write_file
+from jaxd_server.cache.sweep import Swept, sweep
+from jaxd_server.cache.usage import Usage, usage
+from jaxd_server.cache.writer import Made, Troubles, Writer
+
+__all__ = ["DISK_BYTES", "Store", "Target", "open_store"]
+
+DISK_BYTES: Final = 10 << 30
+
+_SCAN_S: Final = 900.0
+_LEVEL: Final = 0.9
+_LOOKS_A_SHARE: Final = 4
+"""How often is looked at who has what while one principal could write as much as it may have."""
+_ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
+
+
+class Target(Protocol):
+    """What records are good for."""
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the digest stands for, for people."""
+        ...
+
+
+def open_store(
+    target: Target,
+    cache_dir: str | None = None,
+    disk_bytes: int = DISK_BYTES,
+    principal_disk_bytes: int = 0,
+) -> Store | None:
+    """The store of a target in the cache folder; None: nothing is kept on disk.
+
+    That is so when it is switched off, and when the folder cannot be made or trusted, which one
+    warning says.
+
+    Args:
+        target: what the records are good for.
+        cache_dir: see `cache_root`.
+        disk_bytes: how much may lie in the whole folder.
+        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
+    """
+    troubles = Troubles()
+    root = cache_root(cache_dir)
+    if root is None:
+        return None
+    try:
+        directory = Directory(make_trusted(root), target.digest)
+        directory.make()
+    except (ConfigurationError, OSError) as error:
+        troubles.warn("cache_refused", reason=str(error))
+        return None
+    return Store(directory, disk_bytes, troubles, target.facts, principal_disk_bytes)
+
+
+class Store:
+    """What is kept for one target. Thread-safe; other processes may use the same folder.
+
+    Nothing here raises for what the disk does: a record that cannot be read is absent, one that
+    cannot be written is not kept, and each kind of trouble is logged once.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        disk_bytes: int,
+        troubles: Troubles,
+        facts: Mapping[str, str],
+        principal_disk_bytes: int = 0,
+    ) -> None:
+        """Keeps records in a folder that `make_trusted` has made, and says what it is good for."""
+        self._directory = directory
+        self._facts = facts
+        self._limit = disk_bytes
+        self._principal_limit = principal_disk_bytes
+        self._troubles = troubles
+        self._touched: dict[tuple[Kind, bytes], float] = {}  # each step on it is atomic
+        self._off = False
+        self._bytes = 0  # as far as the writing thread knows; its own
+        self._news = 0  # of these, what was written since it looked; its own, too
+        self._scanned = 0.0
+        self._describe()
+        self._writer = Writer(self._write, self._unlink, self._tidy, troubles)
+
+    @property
+    def folder(self) -> str:
+        """The absolute path of this target's folder."""
+        return self._directory.folder
+
+    # reading -------------------------------------------------------------------------------------
+
+    def read(self, kind: Kind, name: bytes, payload: bool = True) -> Record | None:
+        """The record; None when there is none, or the one on disk is broken and now removed.
+
+        What still waits to be written is found. With its payload, that counts as a use.
+        """
+        waiting = self._writer.find(kind, name, payload=payload)
+        if waiting is not None:
+            return waiting
+        if self._writer.hides(kind, name):
+            return None
+        record = self._read(kind, name, payload=payload)
+        if record is not None and payload:
+            self.touch(kind, name)
+        return record
+
+    def _read(self, kind: Kind, name: bytes, *, payload: bool) -> Record | None:
+        path = self._directory.file(kind, name)
+        try:
+            return read_file(path, kind, name, self._directory.target, payload=payload)
+        except Broken as error:
+            self._troubles.warn("cache_broken", path=path, reason=str(error))
+            self._unlink(kind, name)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self._troubles.warn("cache_unreadable", str(error.errno), reason=str(error))
+        return None
+
+    def has(self, kind: Kind, name: bytes) -> bool:
+        """Whether there is such a record; it may still turn out to be broken."""
+        if self._writer.find(kind, name, payload=False) is not None:
+            return True
+        path = self._directory.file(kind, name)
+        return not self._writer.hides(kind, name) and os.path.exists(path)
+
+    def names(self, kind: Kind) -> list[bytes]:
+        """The names of all records of a kind, in no order."""
+        found = set(self._writer.names(kind))
+        with contextlib.suppress(OSError):
+            for file in os.listdir(self._directory.kind(kind)):
+                if (name := self._name(kind, file)) is not None:
+                    found.add(name)
+        return list(found)
+
+    def _name(self, kind: Kind, file: str) -> bytes | None:
+        if file.startswith("."):  # not finished
+            return None
+        try:
+            name = self._directory.name(file)
+            return name or read_header(f"{self._directory.kind(kind)}/{file}").name
+        except (Broken, OSError):
+            return None
+
+    # writing -------------------------------------------------------------------------------------
+
+    def write(self, kind: Kind, name: bytes, content: Any, payload: Made = b"") -> None:
+        """Keeps a record; returns at once, and never fails.
+
+        Args:
+            kind: its folder.
+            name: what it will be found by; takes the place of what has this name.
+            content: a literal.
+            payload: bytes, or what makes them; that runs in another thread, in the order of the
+                writes, and may raise `NotKept`.
+        """
+        if not self._off:
+            self._writer.put(kind, name, content, payload)
+
+    def remove(self, kind: Kind, name: bytes) -> None:
+        """Removes a record, if there is one."""
+        self._writer.drop(kind, name)
+        self._unlink(kind, name)
+
+    def touch(self, kind: Kind, name: bytes) -> None:
+        """Notes that a record is used now; costs less than a microsecond."""
+        self._touched[kind, name] = time.time()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Returns when all that was written is on disk, or given up; False: not in that time."""
+        done = self._writer.flush(timeout_s)
+        self._note_uses()
+        return done
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """As `flush`; nothing is written afterwards."""
+        done = self._writer.close(timeout_s)
+        self._note_uses()
+        return done
+
+    # room ----------------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """What lies on disk for this target."""
+        return usage(self._directory.root, self._directory.target)
+
+    def sweep(self, limit: int | None = None) -> Swept:
+        """Removes what the limit has no room for; see `jaxd_server.cache.sweep.sweep`."""
+        self._note_uses()
+        limit = self._limit if limit is None else limit
+        return sweep(
+            self._directory.root,
+            self._directory.target,
+            limit,
+            principal_limit=self._principal_limit,
+        )
+
+    def _tidy(self) -> None:
+        """What the writing thread does when it has nothing to write."""
+        self._note_uses()
+        is_due = time.monotonic() - self._scanned > _SCAN_S or not self._scanned
+        limit = self._principal_limit
+        is_due = is_due or 0 < limit < self._news * _LOOKS_A_SHARE  # of one who has had it all
+        if self._off or not (is_due or self._bytes > self._limit):
+            return
+        # to less than the limit, so that the next record does not sweep again
+        swept = sweep(
+            self._directory.root,
+            self._directory.target,
+            self._limit,
+            int(self._limit * _LEVEL),
+            limit,
+        )
+        self._bytes, self._news = swept.left, 0
+        self._scanned = time.monotonic()
+
+    def _note_uses(self) -> None:
+        while self._touched:
+            try:
+                (kind, name), at = self._touched.popitem()
+            except KeyError:  # another thread took the last one
+                return
+            with contextlib.suppress(OSError):
+                os.utime(self._directory.file(kind, name), (at, at))
+
+    # the disk ------------------------------------------------------------------------------------
+
+    def _write(self, kind: Kind, name: bytes, content: Any, payload: bytes) -> None:
+        """In the writing thread."""
+        pieces = encode(kind, name, self._directory.target, content, payload)
+        path = self._directory.file(kind, name)
+        try:
+            self._put(kind, path, pieces)
+            size = sum(map(len, pieces))
+            self._bytes += size
+            self._news += size
+        except ConfigurationError as error:
+            self._off = True
+            self._troubles.warn("cache_refused", reason=str(error))
+        except OSError as error:
+            self._troubles.warn("cache_not_written", str(error.errno), reason=str(error))
+
+    def _put(self, kind: Kind, path: str, pieces: tuple[bytes, ...]) -> None:
+        try:
+            write_file(path, pieces)
+        except FileNotFoundError:  # the first of its kind, or somebody removed the folder
+            self._directory.make(kind)
+            if not os.path.lexists(f"{self.folder}/{TARGET_FILE}"):
+                self._describe()
+            write_file(path, pieces)
+        except IsADirectoryError:
+            shutil.rmtree(path, ignore_errors=True)
+            write_file(path, pieces)
+
+    def _describe(self) -> None:
+        """For people."""
+        text = json.dumps(dict(self._facts), indent=2, sort_keys=True) + "\n"
+        with contextlib.suppress(OSError):  # a full disk can still be read
+            write_file(f"{self.folder}/{TARGET_FILE}", (text.encode("utf-8", "replace"),))
+
+    def _unlink(self, kind: Kind, name: bytes) -> None:
+        path = self._directory.file(kind, name)
+        try:
+            os.unlink(path)
+        except IsADirectoryError:
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            pass  # gone already, or it stays and is not believed

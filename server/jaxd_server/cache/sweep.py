@@ -1,0 +1,272 @@
+"""Keeps the cache folder below its limit: what is long unused and cheap to make goes first."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from jaxd_server.cache.directory import KINDS, VERSION, Kind
+from jaxd_server.cache.record_file import Broken, read_header
+from jaxd_server.cache.usage import Entry, entries, files_in, foreign_targets, room, targets
+
+__all__ = ["Swept", "clear", "sweep"]
+
+_MINUTE_S: Final = 60.0
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86400.0
+_LEAST_COST_S: Final = 0.1
+_LEVEL: Final = 0.9
+_TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
+# How a call names the other records that it needs.
+_NAMED_BY_CALLS: Final[dict[Kind, str]] = {
+    "programs": "program",
+    "functions": "key",
+    "code": "fingerprint",
+    "environments": "environment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed.
+
+    Attributes:
+        files: how many.
+        bytes: room that they took.
+        left: room that the others still take.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    left: int = 0
+
+
+def sweep(
+    root: str,
+    target: str | None,
+    limit: int,
+    level: int | None = None,
+    principal_limit: int = 0,
+) -> Swept:
+    """Removes what dead writers left, and records until no more than `limit` bytes are taken.
+
+    Before that, of each principal with more than `principal_limit` bytes, until it has nine tenths
+    of that: its own calls, with all that only they need, in the order below.
+
+    First go targets in another format, then other targets that were not used for a day, each as
+    a whole; then records that no call needs; then calls with all that only they need, and entries
+    of jax's own cache, in the order of how long they were not used, divided by the seconds that
+    it took to make them. What is younger than an hour is not taken for unneeded: its call may be
+    about to be written.
+
+    Args:
+        root: the cache folder.
+        target: the target in use, which is never taken for an old one; None: the one used last.
+        limit: bytes; 0 removes everything.
+        level: bytes that are left when more than `limit` are taken; by default the same.
+        principal_limit: bytes of what one principal has had made, and nobody else's calls need as
+            well; 0: no limit.
+    """
+    now = time.time()
+    broom = _Broom(root, list(entries(root)))
+    broom.temporaries(now)
+    if principal_limit:
+        broom.principals_go(principal_limit, now)
+    if broom.taken > limit:
+        broom.sweep(target, limit if level is None else level, now)
+    return Swept(broom.files, broom.freed, broom.taken)
+
+
+def clear(root: str) -> None:
+    """Removes all targets of every version; the folder itself and what else is in it stays."""
+    own = [f"{root}/{VERSION}/{name}" for name in targets(root)]
+    for folder in [*own, *foreign_targets(root)]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Broom:
+    """One sweep under way."""
+
+    def __init__(self, root: str, found: list[Entry]) -> None:
+        self._root = root
+        self._left = {entry.path: entry for entry in found}
+        self._foreign = {folder: _tree(folder) for folder in foreign_targets(root)}
+        self.taken = sum(entry.bytes for entry in found) + sum(self._foreign.values())
+        self.files = 0
+        self.freed = 0
+
+    def sweep(self, target: str | None, limit: int, now: float) -> None:
+        """Removes until no more than `limit` is taken, in the order that `sweep` says."""
+        self._formats_go(limit)
+        self._targets_go(limit, target, now)
+        self._orphans_go(limit, now)
+        self._calls_go(limit, now)
+
+    def principals_go(self, limit: int, now: float) -> None:
+        """Of each principal that has more than `limit` its own calls, with what only they name."""
+        units = self._calls()
+        naming = Counter(path for unit in units for path in unit.needs)
+        makers: dict[str, set[str]] = defaultdict(set)
+        by_principal: dict[str, list[_Unit]] = defaultdict(list)
+        for unit in units:
+            by_principal[unit.principal].append(unit)
+            for path in unit.needs:
+                makers[path].add(unit.principal)
+        for principal, own in by_principal.items():
+            needed = {path for unit in own for path in unit.needs if makers[path] == {principal}}
+            taken = sum(unit.entry.bytes for unit in own)
+            taken += sum(self._left[path].bytes for path in needed if path in self._left)
+            if taken > limit:
+                spare = taken - int(limit * _LEVEL)
+                self._units_go(own, self.taken - spare, naming, now)
+
+    def temporaries(self, now: float) -> None:
+        """Removes what was being written when its process ended, in every target."""
+        for name in targets(self._root):
+            for kind in ("", *KINDS):
+                for file, status in files_in(f"{self._root}/{VERSION}/{name}/{kind}"):
+                    if _is_left_over(file.name, now - status.st_mtime):
+                        self._unlink(file.path, room(status.st_size))
+
+    def _formats_go(self, limit: int) -> None:
+        """Whole targets in another format."""
+        for folder, size in self._foreign.items():
+            if self.taken > limit:
+                shutil.rmtree(folder, ignore_errors=True)
+                self.taken -= size
+                self.freed += size
+
+    def _targets_go(self, limit: int, own: str | None, now: float) -> None:
+        """Whole targets that nobody used for a day, the one longest unused first."""
+        by_target: dict[str, list[Entry]] = defaultdict(list)
+        for entry in self._left.values():
+            by_target[entry.target].append(entry)
+        used = {folder: max(each.used for each in all_) for folder, all_ in by_target.items()}
+        in_order = sorted(used, key=used.__getitem__)
+        own = own or (os.path.basename(in_order[-1]) if in_order else None)
+        for folder in in_order:
+            is_old = now - used[folder] > _DAY_S and os.path.basename(folder) != own
+            if is_old and self.taken > limit:
+                for entry in by_target[folder]:
+                    self._remove(entry)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _orphans_go(self, limit: int, now: float) -> None:
+        """What no call names, the one longest unused first."""
+        if self.taken <= limit:
+            return
+        needed = {path for call in self._calls() for path in call.needs}
+        unneeded = [
+            entry
+            for entry in self._left.values()
+            if entry.kind in _NAMED_BY_CALLS
+            and entry.path not in needed
+            and (now - entry.used > _HOUR_S or limit == 0)
+        ]
+        for entry in sorted(unneeded, key=lambda each: each.used):
+            if self.taken > limit:
+                self._remove(entry)
+
+    def _calls_go(self, limit: int, now: float) -> None:
+        """Calls, with what only they name, and entries of jax's own cache."""
+        if self.taken <= limit:
+            return
+        units = self._calls()
+        naming = Counter(path for unit in units for path in unit.needs)
+        units += [_Unit(each, 0.0) for each in self._left.values() if each.kind == "xla"]
+        self._units_go(units, limit, naming, now)
+
+    def _units_go(self, units: list[_Unit], limit: int, naming: Counter[str], now: float) -> None:
+        """Units, the one first that is least worth, until no more than `limit` is taken."""
+        units.sort(key=lambda unit: (now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S))
+        while units and self.taken > limit:
+            unit = units.pop()
+            self._remove(unit.entry)
+            naming.subtract(unit.needs)
+            for path in unit.needs:
+                if naming[path] == 0 and path in self._left:
+                    self._remove(self._left[path])
+
+    def _calls(self) -> list[_Unit]:
+        return [_unit(entry) for entry in self._left.values() if entry.kind == "calls"]
+
+    def _remove(self, entry: Entry) -> None:
+        del self._left[entry.path]
+        if self._unlink(entry.path, entry.bytes):
+            self.taken -= entry.bytes
+
+    def _unlink(self, path: str, size: int) -> bool:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        self.files += 1
+        self.freed += size
+        return True
+
+
+class _Unit(NamedTuple):
+    """What goes at once: a file, what it would cost to make it again, what it needs, and whose."""
+
+    entry: Entry
+    cost_s: float
+    needs: tuple[str, ...] = ()
+    principal: str = ""
+
+
+def _unit(entry: Entry) -> _Unit:
+    """A call that cannot be read needs nothing and costs nothing."""
+    try:
+        fields = dict(read_header(entry.path).content)
+    except (OSError, Broken, TypeError, ValueError):
+        return _Unit(entry, 0.0)
+    needs = tuple(
+        f"{entry.target}/{kind}/{name.hex()}"
+        for kind, field_name in _NAMED_BY_CALLS.items()
+        if isinstance(name := fields.get(field_name), bytes)
+    )
+    cost_s = _seconds(fields, "trace_s") + _seconds(fields, "compile_s")
+    return _Unit(entry, cost_s, needs, str(fields.get("principal", "")))
+
+
+def _seconds(fields: dict[Any, Any], name: str) -> float:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+def _tree(folder: str) -> int:
+    return sum(
+        room(status.st_size)
+        for path, _, _ in os.walk(folder)
+        for file, status in files_in(path)
+        if file.is_file(follow_symlinks=False)
+    )
+
+
+def _is_left_over(name: str, age_s: float) -> bool:
+    """Whether it is the unfinished file of a dead process.
+
+    One hour settles it where process ids say nothing, because several containers share the
+    folder; a minute keeps us from the files of a process that we cannot see.
+    """
+    match = _TEMPORARY.fullmatch(name)
+    if not match:
+        return False
+    return age_s > _HOUR_S or (age_s > _MINUTE_S and not _is_alive(int(match[1])))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,256 @@
+"""From the wire's trees to what jax takes: a call's arguments, and which of them it gives up."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
+
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_leaves import StaticLeaf, close_untraceable
+from jaxd_protocol.pickling.unpack.permission import doors
+from jaxd_protocol.pickling.unpack.unpickler import unpack
+from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton, read_scalar
+from jaxd_protocol.pytree.leaves import NOWHERE, dtype_of, numpy_leaf
+from jaxd_server.jax_compat.arrays import key_array, weak_array
+
+__all__ = [
+    "Arguments",
+    "build_arguments",
+    "call_order",
+    "donated_leaves",
+    "dynamic",
+    "empty_leaves",
+    "jax_arrays",
+    "leaves_of",
+    "parse_arguments",
+    "read_leaf",
+    "read_leaves",
+    "structure_of",
+]
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+
+
+def parse_arguments(skeleton: bytes) -> Layout:
+    """The layout of a call's arguments; classes of named tuples are imported by name.
+
+    Raises:
+        ProtocolError: when it cannot be read, or names a class that is not here.
+        ArgumentError: when a part that jax cannot trace has no content.
+    """
+    return parse_skeleton(
+        skeleton, _named_tuple_class, unpack, open_template=_unflatten, close=StaticLeaf
+    )
+
+
+def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> Arguments:
+    """The arguments of a call; what jax cannot trace is closed, unless `statics` is strict.
+
+    Raises:
+        ArgumentError: when a part that jax cannot trace has no content.
+    """
+    arguments: Arguments = layout.build(
+        [
+            close_untraceable(value, strict=statics.strict) if leaf.tag == "P" else value
+            for leaf, value in zip(layout.leaves, leaves, strict=True)
+        ]
+    )
+    return arguments
+
+
+def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) -> type:
+    doors.require_open(f"class {module}.{name}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ProtocolError(
+            f"an argument is a named tuple of class {module}.{name}, which this server cannot "
+            f"import: {error}. Install its package where the server runs."
+        ) from error
+    if (
+        not isinstance(found, type)
+        or not issubclass(found, tuple)
+        or getattr(found, "_fields", None) != names
+    ):
+        raise ProtocolError(f"{module}.{name} has other fields on the server than on the client.")
+    return found
+
+
+def _unflatten(template: bytes) -> Callable[[list[Any]], Any]:
+    """What makes an object of its leaves."""
+    return cast("Callable[[list[Any]], Any]", _structure(unpack(template)).unflatten)
+
+
+def _structure(node: Any) -> Any:
+    """jax's structure of a tree from the data of its nodes: class, aux data, children."""
+    if node is None:
+        return _LEAF
+    cls, aux, children = node
+    make = jax.tree_util.PyTreeDef.from_node_data_and_children
+    below = [_structure(child) for child in children]
+    try:
+        return make(jax.tree_util.default_registry, (cls, aux), below)
+    except (RuntimeError, ValueError) as error:
+        raise ArgumentError(
+            f"an argument holds a {cls.__module__}.{cls.__qualname__}, which is registered with "
+            "jax on the client and not on the server. Register it in the module that defines it."
+        ) from error
+
+
+_LEAF: Final = jax.tree.structure(0)
+
+
+def read_leaves(placement: Placement, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+    """The leaves of a call's arguments, arrays as views of the received memory.
+
+    What is not in the message is None.
+
+    Raises:
+        ProtocolError: when the data does not fit.
+    """
+    placement.check(blob, buffers)
+    return [
+        None if place is NOWHERE else read_leaf(leaf, place, blob, buffers)
+        for leaf, place in zip(placement.leaves, placement.places, strict=True)
+    ]
+
+
+def read_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+    """One of them."""
+    tag = leaf.tag
+    if tag == "A":
+        array = numpy_leaf(leaf, place, blob, buffers)
+        return weak_array(array) if leaf.weak else array
+    if tag == "K":
+        return key_array(leaf.impl, numpy_leaf(leaf, place, blob, buffers))
+    if tag == "P":
+        first = place.buffer + 1
+        return unpack(buffers[place.buffer], buffers[first : first + leaf.buffers])
+    return read_scalar(tag, blob, place.offset)
+
+
+def empty_leaves(layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
+    """Leaves with the shapes and dtypes that a layout says, and zeros in place of the data.
+
+    Args:
+        layout: of a call whose program is wanted and nothing else.
+        buffers: those of its pickled leaves only.
+
+    Raises:
+        ProtocolError: when there are more or fewer buffers.
+    """
+    waiting = iter(buffers)
+    try:
+        leaves = [_empty(leaf, waiting) for leaf in layout.leaves]
+    except StopIteration:
+        raise ProtocolError("a specification lacks the pickles of its objects.") from None
+    if next(waiting, None) is not None:
+        raise ProtocolError("a specification brings data that it should not.")
+    return leaves
+
+
+def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
+    if leaf.tag == "P":
+        data = next(buffers)
+        return unpack(data, [next(buffers) for _ in range(leaf.buffers)])
+    if leaf.tag not in "AK":
+        return _ZERO_SCALARS[leaf.tag]
+    array = np.zeros(leaf.shape, dtype_of(leaf.dtype))  # memory that is never touched
+    if leaf.tag == "K":
+        return key_array(leaf.impl, array)
+    return weak_array(array) if leaf.weak else array
+
+
+_ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}
+
+
+def dynamic(arguments: Arguments, statics: Statics) -> Arguments:
+    """The arguments that are traced: what an executable is called with."""
+    args, kwargs = arguments
+    if not statics:
+        return args, kwargs
+    positions = statics.at(len(args))
+    return (
+        tuple(value for i, value in enumerate(args) if i not in positions),
+        {name: value for name, value in kwargs.items() if name not in statics.names},
+    )
+
+
+def jax_arrays(arguments: Arguments, statics: Statics) -> Arguments:
+    """The same with jax's arrays for all that is traced, so that jax sees each step of a function.
+
+    numpy would divide by zero and go on, and Python would raise an error of its own.
+    """
+
+    def converted(value: Any, *, static: bool) -> Any:
+        return value if static else jax.tree.map(jax.numpy.asarray, value)
+
+    args, kwargs = arguments
+    positions = statics.at(len(args))
+    return (
+        tuple(converted(value, static=i in positions) for i, value in enumerate(args)),
+        {name: converted(value, static=name in statics.names) for name, value in kwargs.items()},
+    )
+
+
+def call_order(layout: Layout, statics: Statics) -> tuple[int, ...] | None:
+    """For each array that an executable takes, its number among the leaves on the wire.
+
+    None when that differs from call to call, because a part of the arguments is pickled.
+    """
+    if any(leaf.tag == "P" for leaf in layout.leaves):
+        return None
+    numbered = layout.outline(range(len(layout.leaves)))
+    return tuple(leaves_of(dynamic(numbered, statics)))
+
+
+def leaves_of(arguments: Arguments) -> list[Any]:
+    """What an executable is called with: the leaves of the traced arguments, as jax orders them."""
+    return jax.tree.leaves(arguments)
+
+
+def structure_of(arguments: Arguments) -> Any:
+    """jax's structure of the traced arguments."""
+    return jax.tree.structure(arguments)
+
+
+def donated_leaves(layout: Layout, options: Options, parameters: Sequence[str]) -> frozenset[int]:
+    """The numbers of the leaves that calls with this layout donate.
+
+    As jax, none for negative numbers, and none while it looks for NaNs: it may have to run again.
+
+    Args:
+        layout: of the arguments.
+        options: those of the function.
+        parameters: names of the parameters that can be given by position.
+    """
+    nums, names = options.donate_argnums, options.donate_argnames
+    if not (nums or names) or ("jax_debug_nans", True) in options.config:
+        return frozenset()
+    if nums is None:
+        nums = tuple(i for i, name in enumerate(parameters) if name in (names or ()))
+    positions = set(nums)
+    if names is None:
+        names = tuple(name for i, name in enumerate(parameters) if i in positions)
+    args, kwargs = layout.outline([_Numbered(i) for i in range(len(layout.leaves))])
+    given = tuple(value for i, value in enumerate(args) if i in positions)
+    named = {name: value for name, value in kwargs.items() if name in names}
+    found = leaves_of((given, named))
+    return frozenset(leaf.number for leaf in found if isinstance(leaf, _Numbered))
+
+
+class _Numbered:
+    """Stands for one leaf."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number

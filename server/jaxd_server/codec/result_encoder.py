@@ -1,0 +1,223 @@
+"""The structure of a result, written for its client: data, the client's own objects, and tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from jaxd_protocol.errors import ResultError
+from jaxd_protocol.pickling.unpack.object_tokens import keep
+from jaxd_protocol.pytree import TreeEncoder, dump_literal
+from jaxd_protocol.pytree.decoder import COUNT, default_of
+from jaxd_protocol.pytree.leaves import spec_bytes
+from jaxd_protocol.pytree.references import Reference
+from jaxd_server.codec.object_references import about, class_name, homes, opaque, reference_to
+from jaxd_server.jax_compat.arrays import key_spec
+
+__all__ = ["ResultEncoder", "Slot"]
+
+
+class Slot:
+    """Stands for leaf number `index` while a result's structure is walked.
+
+    Attributes:
+        index: among jax's leaves.
+        shape, dtype, ndim: as the array has them, for classes that look at them when made.
+    """
+
+    __slots__ = ("dtype", "index", "ndim", "shape")
+
+    def __init__(self, index: int, leaf: Any) -> None:
+        self.index = index
+        self.shape = leaf.shape
+        self.dtype = leaf.dtype
+        self.ndim = len(leaf.shape)
+
+
+class _Hole:
+    """Stands for a leaf of a structure that is itself part of a result."""
+
+
+_HOLE: Final = _Hole()
+_NUMBERS: Final = frozenset({bool, int, float, complex})
+
+
+class ResultEncoder(TreeEncoder):
+    """Writes only the skeleton: leaves are slots, their data follows with each call.
+
+    Args:
+        leaves: the arrays that the slots stand for.
+
+    Attributes:
+        order: for each leaf on the wire, its index among jax's leaves.
+        has_tokens: whether something is in it that only this process can have.
+    """
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        super().__init__()
+        self.order: list[int] = []
+        self.has_tokens = False
+        self._leaves = leaves
+        self._open: set[int] = set()
+
+    def node(self, value: Any) -> None:
+        """Appends one tree."""
+        if type(value) in _NUMBERS:
+            self.static(value)  # part of a class's structure: data is always in slots
+        else:
+            super().node(value)
+
+    def other(self, value: Any) -> None:
+        """Appends a leaf, a node of a class, or a reference to what is no data."""
+        import jax
+
+        if type(value) is Slot and value.dtype == jax.dtypes.float0:
+            self._skeleton.append(spec_bytes("Z", "float0", tuple(value.shape)))
+        elif type(value) is Slot:
+            self.order.append(value.index)
+            self._skeleton.append(_leaf_spec(self._leaves[value.index]))
+        elif value is _HOLE:
+            self.static(0)
+        elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            self._named_tuple(value)
+        elif isinstance(value, jax.tree_util.PyTreeDef):
+            self._structure(value)
+        elif type(value) is defaultdict:
+            self._keyed(value)
+        elif _holds_data(value):
+            self._object(value)
+        else:
+            self._static_object(value)
+
+    def unusual_keys(self, value: dict[Any, Any]) -> None:
+        """Appends a token for a dict that holds no data, else keys that the client finds."""
+        if _holds_data(value):
+            self._keyed(value)
+        else:
+            self._refer(opaque(value))
+
+    def _keyed(self, value: dict[Any, Any]) -> None:
+        """A mapping as a node: its keys, and for a `defaultdict` what makes new values, are aux."""
+        keys = tuple(value)
+        self._skeleton += (b"G", self.class_name(type(value)))
+        self.node((value.default_factory, keys) if isinstance(value, defaultdict) else keys)
+        self._skeleton.append(COUNT.pack(len(keys)))
+        for key in keys:
+            self.node(value[key])
+
+    def class_name(self, cls: type) -> bytes:
+        """A class with its content id and its numbers, by which clients find their own."""
+        name = class_name(cls) or (cls.__module__, cls.__qualname__, b"")
+        return dump_literal((*name, homes.of(cls)) if name[2] else name[:2])
+
+    def _refer(self, reference: Reference) -> None:
+        self.has_tokens = self.has_tokens or reference.kind == "o"
+        self._skeleton += (b"R", dump_literal(reference.plain()))
+
+    def _static_object(self, value: Any) -> None:
+        """Something that came with the structure: the client's own, or a copy, or a token."""
+        reference = reference_to(value)
+        if reference is None and (id(value) in self._open or not _has_form(value)):
+            reference = opaque(value)
+        if reference is None:
+            self._object(value)
+        else:
+            self._refer(reference)
+
+    def _object(self, value: Any) -> None:
+        """An object by its class and its attributes, or as jax's registry takes it apart."""
+        if id(value) in self._open:
+            raise _no_form(value)
+        state = _attributes(value)
+        self._open.add(id(value))
+        if state is None:
+            self._registered(value)
+        else:
+            self._skeleton += (b"O", self.class_name(type(value)), b"D", COUNT.pack(len(state)))
+            for name, attribute in state.items():
+                self._skeleton.append(dump_literal(name))
+                self._attribute(type(value), name, attribute)
+        self._open.remove(id(value))
+
+    def _attribute(self, cls: type, name: str, value: Any) -> None:
+        """One of an object: clients take a callable default from their own class."""
+        if callable(value) and default_of(cls, name, None) is value:
+            detail = cls.__module__, cls.__qualname__, name
+            self._refer(Reference("p", detail, keep(value), about(value)))
+        else:
+            self.node(value)
+
+    def _structure(self, structure: Any) -> None:
+        self._skeleton.append(b"J")
+        self.node(structure.unflatten([_HOLE] * structure.num_leaves))
+
+    def _registered(self, value: Any) -> None:
+        import jax
+
+        parts = jax.tree_util.default_registry.flatten_one_level(value)
+        if parts is None:
+            raise _no_form(value)
+        children = list(parts[0])
+        self._skeleton += (b"G", self.class_name(type(value)))
+        self.node(parts[1])
+        self._skeleton.append(COUNT.pack(len(children)))
+        for child in children:
+            self.node(child)
+
+
+def _no_form(value: Any) -> ResultError:
+    cls = type(value)
+    return ResultError(
+        f"the function returned a {cls.__module__}.{cls.__qualname__}, which cannot come home as "
+        "data. Return dicts, lists, tuples, named tuples or dataclasses of arrays."
+    )
+
+
+def _holds_data(value: Any) -> bool:
+    """Whether there are leaves of the result in it; then it is a node that jax has made."""
+    import jax
+
+    try:
+        return any(type(leaf) in (Slot, _Hole) for leaf in jax.tree.leaves(value))
+    except Exception:  # noqa: BLE001  a user's flattening, or keys that cannot be sorted
+        return True
+
+
+def _has_form(value: Any) -> bool:
+    """Whether an object without data can be made again from its class and its attributes."""
+    cls = type(value)
+    if callable(value) and not is_dataclass(cls):
+        return False
+    return class_name(cls) is not None and _attributes(value) is not None
+
+
+_STATE_IS_ELSEWHERE: Final = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes that make up an instance, None when they are not the whole of it."""
+    cls = type(value)
+    if getattr(cls.__getstate__, "__module__", "") == "dataclasses":  # frozen, with slots
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    own = (name for base in cls.__mro__[:-1] for name in vars(base))
+    if not _STATE_IS_ELSEWHERE.isdisjoint(own):
+        return None
+    try:
+        _, arguments, state, items, pairs = value.__reduce_ex__(2)
+    except TypeError:  # written in C, and not meant to be copied
+        return None
+    if arguments != (cls,) or items is not None or pairs is not None:
+        return None  # a number, tuple, list or dict at heart: the attributes are not all of it
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
+
+
+def _leaf_spec(leaf: Any) -> bytes:
+    aval = getattr(leaf, "aval", leaf)
+    key = key_spec(aval)
+    if key is not None:
+        spec = spec_bytes("K", key.dtype, key.shape)
+        return spec[:1] + dump_literal(key.impl) + spec[1:]
+    return spec_bytes("A", aval.dtype.name, aval.shape, bool(aval.weak_type))

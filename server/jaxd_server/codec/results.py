@@ -1,0 +1,263 @@
+"""How the results of an executable travel: their structure is known, only the data is new.
+
+And what of a result stays on the server, and what of it comes home as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import ResultError, ValueDeleted
+from jaxd_protocol.messages.data_locations import EVERYTHING, Stay, form_hash, pack_numbers
+from jaxd_protocol.pytree import Layout, Leaf, Placement, parse_skeleton
+from jaxd_protocol.pytree.references import Reference
+from jaxd_server.codec.result_encoder import ResultEncoder, Slot
+from jaxd_server.jax_compat.arrays import is_key_array, key_data
+
+__all__ = [
+    "ResultForm",
+    "Staying",
+    "host_data",
+    "pack_result",
+    "result_form",
+    "staying",
+    "wait_for",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForm:
+    """The structure that all results of one executable have, for the wire.
+
+    Attributes:
+        skeleton: see `jaxd_protocol.pytree.decoder`.
+        order: for each leaf on the wire, its number among the arrays that the executable returns.
+        layout: what the skeleton says.
+        keys: whether there are PRNG keys among the leaves.
+        is_lasting: whether it means the same to the clients of a later process.
+    """
+
+    skeleton: bytes
+    order: tuple[int, ...]
+    layout: Layout = field(compare=False, repr=False)
+    keys: bool
+    is_lasting: bool = True
+
+    @property
+    def hash(self) -> bytes:
+        """By which a client can say that it expects this one."""
+        return _hash_of(self.skeleton)
+
+    @classmethod
+    def of(cls, skeleton: bytes, order: Sequence[int], *, is_lasting: bool = True) -> ResultForm:
+        """The form with that skeleton.
+
+        Raises:
+            ProtocolError: when it is no skeleton.
+        """
+        layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
+        keys = any(leaf.tag == "K" for leaf in layout.leaves)
+        return cls(skeleton, tuple(order), layout, keys, is_lasting)
+
+
+_hash_of: Final = lru_cache(maxsize=1024)(form_hash)
+
+
+def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
+    """Walks the structure of a result once.
+
+    Args:
+        leaves: the arrays, or what stands for them: things with shape, dtype and `weak_type`.
+        structure: jax's tree structure.
+
+    Raises:
+        ResultError: when a node of it cannot travel.
+    """
+    slots = [Slot(index, leaf) for index, leaf in enumerate(leaves)]
+    encoder = ResultEncoder(leaves)
+    try:
+        encoder.node(jax.tree.unflatten(structure, slots))
+    except RecursionError as error:
+        raise ResultError(
+            "the function returned something that is nested too deeply, or holds itself. Return "
+            "dicts, lists and tuples of arrays from the function."
+        ) from error
+    return ResultForm.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
+
+
+class _AnyTuple:
+    """Takes the place of every class when only a layout's places are wanted."""
+
+
+class _Nothing:
+    """Takes the place of a client's own objects, in the same way."""
+
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
+        return lambda: None
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        return lambda aux, children: None
+
+    def structure(self, tree: Any) -> Any:
+        return None
+
+
+_ROW: Final = 16
+_PAD: Final = [bytes(n) for n in range(_ROW)]
+
+
+def pack_result(
+    leaves: Sequence[Any],
+    form: ResultForm,
+    home: Sequence[int] | None = None,
+    placement: Placement | None = None,
+) -> tuple[bytes, list[memoryview], tuple[int, ...]]:
+    """Blob and buffers of a result; waits until the device is done.
+
+    Args:
+        leaves: the arrays that an executable returned.
+        form: that of the executable.
+        home: numbers of the leaves that come home; by default all.
+        placement: where they lie then.
+
+    Returns:
+        Blob and buffers, and the numbers of those that a later call was given meanwhile: they are
+        not in there.
+
+    Raises:
+        Exception: what jax raises when the computation failed.
+    """
+    wanted = range(len(form.order)) if home is None else home
+    data = {number: _here(leaves[form.order[number]]) for number in wanted}
+    gone = tuple(number for number, found in data.items() if found is None)
+    if gone:
+        there = [n for n in wanted if n not in gone]
+        placement = form.layout.without(tuple(sorted(set(range(len(form.order))) - set(there))))
+    return *_packed(data, placement or form.layout.whole), gone
+
+
+def _packed(data: Mapping[int, Any], placement: Placement) -> tuple[bytes, list[memoryview]]:
+    blob: list[bytes] = []
+    buffers: list[memoryview] = []
+    end = 0
+    for number, found in data.items():
+        place = placement.places[number]
+        if place.buffer >= 0:
+            buffers.append(_flat(found))
+        elif place.offset >= 0:
+            small = found.tobytes()
+            blob += (_PAD[place.offset - end], small)
+            end = place.offset + len(small)
+    return b"".join(blob), buffers
+
+
+def wait_for(arrays: Iterable[Any]) -> bool:
+    """Waits until arrays are computed, all of which one program returns at the same moment.
+
+    Returns:
+        Whether it has; when later calls were given all of them, there is nothing to wait for here.
+
+    Raises:
+        Exception: what jax raises when the computation failed.
+    """
+    for array in arrays:
+        try:
+            if array.is_deleted():  # cheaper than the exception, and a loop takes most of them
+                continue
+            array.block_until_ready()
+        except AttributeError:
+            continue  # what stands for no derivative
+        except RuntimeError:
+            if not array.is_deleted():
+                raise
+        else:
+            return True
+    return False
+
+
+def host_data(array: Any) -> memoryview:
+    """The bytes of an array in C order; waits until it is computed.
+
+    Raises:
+        ValueDeleted: when it was given to a call meanwhile.
+    """
+    data = _here(array)
+    if data is None:
+        raise ValueDeleted("an array on the server was donated to a call while it was fetched.")
+    return _flat(data)
+
+
+def _here(array: Any) -> Any:
+    """numpy's view of an array; None when it was given to a call."""
+    try:
+        return key_data(array) if is_key_array(array) else np.asarray(array)
+    except RuntimeError:
+        if not array.is_deleted():
+            raise
+        return None
+
+
+def _flat(data: Any) -> memoryview:
+    flat: memoryview = np.ascontiguousarray(data).reshape(-1).view("u1").data
+    return flat
+
+
+class Staying(NamedTuple):
+    """What of a result stays on the server.
+
+    Attributes:
+        kept: number and bytes of each leaf that stays.
+        home: numbers of the leaves that come home with the reply.
+        away: numbers of the others.
+        told: these, packed.
+        placement: where the data of those lies that come home.
+        nbytes: of all that stay.
+    """
+
+    kept: tuple[tuple[int, int], ...]
+    home: tuple[int, ...]
+    away: tuple[int, ...]
+    told: bytes
+    placement: Placement
+    nbytes: int
+
+
+def staying(layout: Layout, stay: Stay, taken: Sequence[Leaf]) -> Staying:
+    """What stays of a result.
+
+    A leaf that looks like one of the arrays that the call took is most likely what became of that
+    array: the state of a loop. It does not come home, however small, unless it is asked for; but a
+    result that is small as a whole does.
+
+    Args:
+        layout: of the result.
+        stay: what the client wants.
+        taken: what the arrays look like that the call was given; with `EVERYTHING`, those that lay
+            on the server.
+    """
+    sizes = [(number, leaf.nbytes) for number, leaf in enumerate(layout.leaves)]
+    everything = stay.above == EVERYTHING
+    is_small = not everything and sum(size for _, size in sizes) <= stay.above
+    states = Counter(() if is_small else taken)
+    away = []
+    for number, size in sizes:
+        leaf = layout.leaves[number]
+        if states[leaf]:
+            states[leaf] -= 1
+            away.append(number)
+        elif size > (stay.home if everything else stay.above):
+            away.append(number)
+    kept = tuple(sizes if everything else [sizes[number] for number in away])
+    home = tuple(number for number, _ in sizes if number not in set(away))
+    placement = layout.without(tuple(away))
+    nbytes = sum(size for _, size in kept)
+    return Staying(kept, home, tuple(away), pack_numbers(away), placement, nbytes)

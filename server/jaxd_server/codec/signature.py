@@ -1,0 +1,161 @@
+"""The signature of one call: what decides whether an executable fits its arguments."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_leaves import StaticLeaf, content_of
+from jaxd_protocol.pytree import dump_literal, is_literal
+from jaxd_server.codec.object_references import class_name
+from jaxd_server.jax_compat.placement import are_several, place_name, place_of
+
+__all__ = ["lasting_signature", "signature_of"]
+
+
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Hashable:
+    """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.
+
+    Where there are several devices, also the place of each array that was put somewhere.
+
+    Two calls with equal signatures run the same executable; unequal ones may as well be
+    different programs.
+
+    Raises:
+        ValueError: when a static argument is not hashable.
+        ArgumentError: when a leaf is not data and no static argument either.
+    """
+    if not statics:
+        return _tree_signature((args, kwargs))
+    positions = statics.at(len(args))
+    return (
+        tuple(
+            _static_signature(value) if i in positions else _tree_signature(value)
+            for i, value in enumerate(args)
+        ),
+        tuple(
+            (name, _static_signature(value) if name in statics.names else _tree_signature(value))
+            for name, value in sorted(kwargs.items())
+        ),
+    )
+
+
+def _tree_signature(tree: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(_literals_of(structure)), tuple(map(_leaf_signature, leaves))
+
+
+def _literals_of(structure: Any) -> Iterator[bytes]:
+    """The plain values among keys and static fields: jax takes 1 and True for the same."""
+    node = structure.node_data()
+    if node is not None:
+        yield from _literals(node[1])
+        for child in structure.children():
+            yield from _literals_of(child)
+
+
+def _literals(value: Any) -> Iterator[bytes]:
+    if is_literal(value):
+        yield dump_literal(value)
+    elif isinstance(value, tuple | list | dict):
+        for item in value.items() if isinstance(value, dict) else value:
+            yield from _literals(item)
+
+
+def _leaf_signature(leaf: Any) -> Hashable:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.shape, leaf.dtype.name, False
+    if isinstance(leaf, jax.Array):
+        form = leaf.shape, str(leaf.dtype), leaf.aval.weak_type
+        place = place_of(leaf) if are_several() else None
+        return form if place is None else (*form, place)
+    if type(leaf) in (bool, int, float, complex):
+        # As the weakly typed array that jax makes of it, which is how it comes back from a call.
+        return (), str(jax.dtypes.canonicalize_dtype(type(leaf))), type(leaf) is not bool
+    if hasattr(type(leaf), "__jax_array__"):
+        raise ValueError(
+            "Triggering __jax_array__() during abstractification is no longer supported. To avoid "
+            "this error, either explicitly convert your object using jax.numpy.array(), or "
+            "register your object as a pytree."
+        )
+    raise ArgumentError(
+        f"an argument, or a part of one, is of type {type(leaf).__name__}, which jax cannot "
+        "trace. Pass arrays and numbers, or declare the argument in static_argnames."
+    )
+
+
+def _static_signature(value: Any) -> Hashable:
+    if is_literal(value):
+        return dump_literal(value)  # tells (1,) from (True,) and 0.0 from -0.0, which == does not
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported: a value of type "
+            f"{type(value).__name__} was passed for one. Make it hashable (a tuple for a list, "
+            "a frozen dataclass), or pass it as an ordinary argument."
+        ) from error
+    return type(value), value
+
+
+def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> bytes:
+    """Sixteen bytes for a signature that are the same in every process.
+
+    Equal for equal contents, where `signature_of` asks the objects whether they are equal.
+
+    Raises:
+        ValueError: when something in it, such as a static argument, has no content.
+        ArgumentError: as `signature_of`.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    positions = statics.at(len(args))
+    for i, value in enumerate(args):
+        digest.update(_lasting(value, static=i in positions))
+    for name, value in sorted(kwargs.items()):
+        digest.update(dump_literal(name) + _lasting(value, static=name in statics.names))
+    return digest.digest()
+
+
+def _lasting(value: Any, *, static: bool) -> bytes:
+    if static:
+        return b"S" + content_of(value)
+    leaves, structure = jax.tree.flatten(value)
+    forms = tuple(map(_lasting_leaf, leaves))
+    return b"T" + b"".join(_nodes(structure)) + dump_literal(forms)
+
+
+def _lasting_leaf(leaf: Any) -> Any:
+    form: Any = _leaf_signature(leaf)
+    return form if len(form) == _FORM else (*form[:_FORM], place_name(form[_FORM]))
+
+
+_FORM: Final = 3
+"""Shape, dtype and weak type; behind them the place of an array that was put somewhere."""
+
+
+def _nodes(structure: Any) -> Iterator[bytes]:
+    """The nodes of a tree, each before its children."""
+    node, children = structure.node_data(), structure.children()
+    if node is None:
+        yield b"*"
+    elif node[0] is StaticLeaf:
+        yield b"V" + dump_literal(node[1].content)
+    else:
+        cls, aux = node
+        name = class_name(cls)
+        if name is None:
+            raise ValueError(f"the class {cls.__qualname__} is known only to one process")
+        if cls is dict:
+            aux = tuple(aux)
+        elif aux is None:
+            aux = getattr(cls, "_fields", None)  # of a named tuple
+        # A class that came with a client is its content; equal ones come under either's name.
+        yield dump_literal((name[2] or name, len(children))) + content_of(aux)
+    for child in children:
+        yield from _nodes(child)

@@ -1,0 +1,1 @@
+"""From function and signature to executable: the table, the builder, programs, eviction."""

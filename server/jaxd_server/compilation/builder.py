@@ -1,0 +1,225 @@
+"""Makes the executable that a call needs: from disk if it is there, else by tracing.
+
+What comes out of tracing is compiled only when no other function has the same program.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from jaxd_protocol.errors import JaxdError
+from jaxd_server.codec.arguments import dynamic, structure_of
+from jaxd_server.codec.rebind_results import adopted
+from jaxd_server.compilation.build_quota import BuildQuota
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.builds import check_wanted, in_turn
+from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
+from jaxd_server.compilation.compiling.executable import Costs, Executable
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.program_source import ProgramSource
+from jaxd_server.jax_compat.lowered_transfer import NotHandedOver
+from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.user_code.callback_targets import Aims
+from jaxd_server.user_code.jax_callbacks import aiming
+
+if TYPE_CHECKING:
+    from jaxd_server.compilation.remote_trace.policy import Tracing
+
+__all__ = ["Made", "Maker"]
+
+
+class Made(NamedTuple):
+    """A new executable, and how it was come by.
+
+    Attributes:
+        executable: what answers such calls from now on.
+        verdict: whether it was loaded from disk, or traced and compiled.
+        was_compiled: whether XLA had to work for it.
+        name: what it, or the note of its obstacle, is kept by on disk; empty when neither is.
+        obstacle: why it cannot be kept there.
+    """
+
+    executable: Executable
+    verdict: Literal["load", "compile"]
+    was_compiled: bool = False
+    name: bytes = b""
+    obstacle: str | None = None
+
+
+class Maker:
+    """Makes executables. Safe from any thread; that each is made once is its caller's concern.
+
+    Args:
+        functions: where the code comes from when it is needed.
+        compiler: traces and compiles.
+        counters: where loads are counted.
+        shelf: what is on disk; None where nothing is kept.
+        tracing: has functions traced in another process; None: all are traced in this one.
+        quota: how much may be built for whom; by default there is no limit.
+
+    Attributes:
+        programs: where their programs come from.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        compiler: Compiler,
+        counters: Counters,
+        shelf: Shelf | None = None,
+        tracing: Tracing | None = None,
+        quota: BuildQuota | None = None,
+    ) -> None:
+        self.programs = ProgramSource(compiler, counters, shelf)
+        self._functions = functions
+        self._compiler = compiler
+        self._counters = counters
+        self._shelf = shelf
+        self._tracing = tracing
+        self._quota = quota or BuildQuota()
+
+    def make(self, request: BuildRequest) -> Made:
+        """The executable for a call.
+
+        Raises:
+            Interrupted: when nobody waits for it any more.
+            FunctionReplaced: when the function turned out to be another one than was thought.
+            LimitExceeded: when nothing more is built for the caller now.
+            ArgumentError, ResultError: when jax cannot take what is passed or returned.
+            Exception: whatever the function raises while it is traced, and jax's own errors.
+        """
+        with self._counters.on_behalf_of(request.counts):
+            if self._shelf is not None:
+                name = self._shelf.name_of(request.function, request.arguments)
+                request = request._replace(name=name)
+            return self._made(request)
+
+    def _made(self, request: BuildRequest) -> Made:
+        function = request.function
+        made = self._loaded(request)
+        if made is None:
+            self._quota.require(request.principal)
+            made = self._built_elsewhere(request)
+        if made is not None:
+            return made
+        self._functions.unpack(function, request.source)
+        try:
+            with in_turn(self._compiler.room(), function.name):
+                return self._built(request)
+        except JaxdError:
+            raise
+        except TypeError as error:
+            better = explained(error)
+            if better is error:
+                raise
+            raise better from error
+
+    def moved(
+        self, executable: Executable, function: Function, device: int, own: Counts | None = None
+    ) -> Made | None:
+        """The executable for another device; None when it has to be made for that."""
+        started = time.monotonic()
+        program = self.programs.moved(executable.program, device)
+        if program is None:
+            return None
+        costs = replace(executable.costs, paid_s=time.monotonic() - started)
+        self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
+        return Made(
+            executable.on(function.key, device, program, costs), "load", name=executable.kept_as
+        )
+
+    def discard(self, executable: Executable) -> None:
+        """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
+        self.programs.discard(executable.program)
+
+    def _loaded(self, request: BuildRequest) -> Made | None:
+        """What an earlier process has left, if it did and if it is sound."""
+        function, recorded, name = request.function, request.recorded, request.name
+        if self._shelf is None or name is None:
+            return None
+        started = time.monotonic()
+        kept = self._shelf.find(function, name)
+        if kept is None:
+            return None
+        request.emit("stage", {"stage": "load", "function": function.name})
+        program = self.programs.stored(kept.program, request.device)
+        if program is None:
+            return None
+        costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
+        self._counters.add(executable_loads=1, load_s=costs.paid_s)
+        if function.arrival is not None:  # its client had to be asked, for want of a record
+            self._shelf.keep_function(function)
+        config = function.options.config
+        form = adopted(kept.form)
+        loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
+        loaded.device = request.device
+        loaded.kept_as = name
+        loaded.principal = request.principal
+        return Made(loaded, "load", name=name)
+
+    def _built(self, request: BuildRequest) -> Made:
+        function, arguments = request.function, request.arguments
+        started = time.monotonic()
+        structure = structure_of(dynamic(arguments, function.statics))
+        assert function.arrival is not None
+        aims = Aims(function.name, function.arrival.targets, function.arrival.listed)
+        request.emit.begin_trace()
+        with aiming(aims):
+            lowered = self._compiler.lower(
+                function.traceable,
+                function.name,
+                function.options,
+                arguments,
+                structure,
+                request.emit,
+                function.captured,
+            )
+        return self._finish(request, lowered, started)
+
+    def _built_elsewhere(self, request: BuildRequest) -> Made | None:
+        """Has it traced in another process; None when that is not wanted, or not possible."""
+        errand = self._tracing.errand(request) if self._tracing else None
+        if errand is None:
+            return None
+        with in_turn(self._compiler.room(), request.function.name):
+            started = time.monotonic()
+            lowered = errand.lower()
+            if lowered is None:
+                return None
+            try:
+                return self._finish(request, lowered, started)
+            except NotHandedOver as error:  # it could not be read here
+                log_event("tracer_refused", function=request.function.name, reason=str(error))
+                return None
+
+    def _finish(self, request: BuildRequest, lowered: LoweredFunction, started: float) -> Made:
+        """Compiles what nobody has compiled yet, and puts everything together."""
+        check_wanted()
+        function, name = request.function, request.name
+        obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
+        is_kept = name is not None and obstacle is None
+        program, was_compiled = self.programs.of(request, lowered, is_kept=is_kept)
+        costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
+        executable = Executable(
+            function.name,
+            function.key,
+            program,
+            lowered.form,
+            function.options.config,
+            costs,
+            request.recorded,
+            lowered.structure,
+        )
+        executable.device = request.device
+        executable.kept_as = b"" if name is None or obstacle is not None else name
+        executable.principal = request.principal
+        self._quota.spend(request.principal, costs.paid_s)
+        if self._shelf is not None and name is not None:
+            self._shelf.keep(function, name, request.arguments, executable, obstacle)
+        request.emit("stage", {"stage": "run", "function": function.name})
+        return Made(executable, "compile", was_compiled, name or b"", obstacle)

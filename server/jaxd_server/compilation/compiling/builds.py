@@ -1,0 +1,320 @@
+"""One build per key, in a thread of its own, for as long as somebody waits for it.
+
+The first who asks starts it, the others join. Whoever is given up meanwhile is released at once.
+When the last one is, a build that waits for its turn is dropped and a trace is interrupted; a
+compilation cannot be, so it goes on, and what it makes is there for the next who asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Generic, TypeVar
+
+from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
+from jaxd_server.runtime.threads.cancellation import EVER, Interest
+from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.runtime.timers import process_timers
+from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
+
+__all__ = ["Build", "Builds", "being_made", "check_wanted", "in_turn", "present_build"]
+
+
+class Build:
+    """Something that is being made. Thread-safe.
+
+    Args:
+        owner: whom its turn is counted for.
+
+    Attributes:
+        name: what people call it, once it has begun.
+        owner: the same.
+        future: what becomes of it.
+        waiting: the interests in it, each with what wakes its thread.
+        begun: `time.monotonic()` when it had its turn; None before that.
+        error: why nobody may wait for it any more; None as long as one may.
+        is_left: whether nobody waits for it.
+        interruptible: its trace.
+        end_by_force: ends what works on it where that harms nobody else; None: nothing does.
+    """
+
+    def __init__(self, owner: object = None) -> None:
+        self.name = ""
+        self.owner = owner
+        self.future: Future[Any] = Future()
+        self.waiting: list[tuple[Interest, threading.Event]] = []
+        self.begun: float | None = None
+        self.error: DeadlineExceeded | None = None
+        self.is_left = False
+        self.interruptible = Interruptible()
+        self.end_by_force: Callable[[], None] | None = None
+        self._hooks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()  # guards _hooks
+
+    def begin(self, name: str) -> None:
+        """It has its turn.
+
+        Raises:
+            Interrupted: when nobody waits for it any more.
+        """
+        self.check()
+        self.name = name
+        self.begun = time.monotonic()
+        for interest, _ in list(self.waiting):
+            interest.enter("building")
+
+    def check(self) -> None:
+        """Returns when somebody waits for it.
+
+        Raises:
+            Interrupted: when nobody does.
+        """
+        if self.is_left:
+            raise Interrupted
+
+    def tell(self) -> None:
+        """Tells who works on it that nobody waits any more."""
+        with self._lock:
+            hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook()
+
+    @contextmanager
+    def telling(self, hook: Callable[[], None]) -> Iterator[None]:
+        """Within it, `hook` is called when nobody waits any more; at once when that is so."""
+        with self._lock:
+            self._hooks.append(hook)
+        if self.is_left:  # since before
+            self.tell()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if hook in self._hooks:
+                    self._hooks.remove(hook)
+
+
+_present: ContextVar[Build | None] = ContextVar("present build", default=None)
+
+
+@contextmanager
+def being_made(build: Build) -> Iterator[None]:
+    """Within it, this thread makes that."""
+    token = _present.set(build)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def present_build() -> Build | None:
+    """What this thread is making; None when it makes nothing that can be given up."""
+    return _present.get()
+
+
+@contextmanager
+def in_turn(room: Turnstile, name: str) -> Iterator[None]:
+    """Within it, it is the turn of what this thread makes.
+
+    Args:
+        room: lets a few build at a time.
+        name: what people call it.
+
+    Raises:
+        Interrupted: when nobody waits for it any more.
+    """
+    build = _present.get()
+    if build is None:
+        with room:
+            yield
+        return
+    if not room.enter(build.owner, build.telling):
+        raise Interrupted
+    try:
+        build.begin(name)
+        yield
+    finally:
+        room.leave()
+
+
+def check_wanted() -> None:
+    """Returns when somebody waits for what this thread makes.
+
+    Raises:
+        Interrupted: when nobody does.
+    """
+    build = _present.get()
+    if build is not None:
+        build.check()
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_AGAIN_S: Final = 0.05
+"""An exception that was swallowed is sent again after that."""
+
+
+class _LetGo(Exception):
+    """Nobody waited for a build any more, so that there is no result."""
+
+
+class Builds(Generic[K, V]):
+    """What is being made, by its key. Keeps nothing that is made. Thread-safe.
+
+    Args:
+        max_s: seconds that somebody waits for a build once it has its turn; 0: any number.
+        left: told of each build that nobody waits for any more and that is not over.
+    """
+
+    def __init__(
+        self,
+        max_s: float = 0.0,
+        left: Callable[[Build], None] = lambda build: None,
+    ) -> None:
+        self._max_s = max_s
+        self._left = left
+        self._builds: dict[K, Build] = {}
+        self._lock = threading.Lock()  # guards _builds, and who waits for each
+
+    def run(
+        self,
+        key: K,
+        find: Callable[[], V | None],
+        make: Callable[[], V],
+        interest: Interest = EVER,
+        owner: object = None,
+    ) -> V:
+        """What `find` has, or what one caller's `make` returns.
+
+        Args:
+            key: what is being made.
+            find: looks in the caller's table; called again under the lock, so that a build that
+                has just ended is not started once more.
+            make: makes it and puts it into the table; runs in a thread of its own.
+            interest: in the call that it is for.
+            owner: whom its turn is counted for.
+
+        Raises:
+            JaxdError: why nobody waits for the call any more.
+            DeadlineExceeded: when the build takes longer than builds may.
+            BaseException: whatever `make` raised, in each caller that waited for it; but what one
+                client's connection did to it concerns that client alone, and the next one tries.
+        """
+        while True:
+            interest.check()
+            with self._lock:
+                found = find()
+                if found is not None:
+                    return found
+                build = self._builds.get(key)
+                mine = build is None
+                if build is None:
+                    build = self._builds[key] = Build(owner)
+                place = (interest, threading.Event())
+                build.waiting.append(place)
+                build.is_left = False
+            try:
+                if mine:
+                    self._start(key, build, make)
+                result: V = self._await(build, *place)
+                return result
+            except _LetGo:
+                continue
+            except (ConnectionLost, ProtocolError):
+                if mine:
+                    raise
+                continue  # its maker's client failed, and ours may not
+            finally:
+                self._leave(key, build, place)
+
+    def _start(self, key: K, build: Build, make: Callable[[], V]) -> None:
+        args = (key, build, make)
+        try:
+            threading.Thread(target=self._make, args=args, name="jaxd-make", daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            self._make(*args)
+
+    def _make(self, key: K, build: Build, make: Callable[[], V]) -> None:
+        if self._max_s:
+            process_timers.after(self._max_s, lambda: self._look(build))
+        outcome: V | None = None
+        error: BaseException | None = None
+        try:
+            with being_made(build), may_interrupt(build.interruptible):
+                outcome = make()
+        except Interrupted:
+            error = _LetGo()
+        except BaseException as raised:  # noqa: BLE001  raised again by those who wait
+            error = raised
+        with self._lock:
+            self._forget(key, build)
+        if error is None:
+            build.future.set_result(outcome)
+        else:
+            build.future.set_exception(error)
+
+    def _await(self, build: Build, interest: Interest, gate: threading.Event) -> Any:
+        build.future.add_done_callback(lambda _: gate.set())
+        if build.begun is not None:
+            interest.enter("building")
+        if build.error is None:
+            with interest.telling(gate.set):
+                gate.wait()
+        if build.future.done():
+            return build.future.result()
+        interest.check()
+        assert build.error is not None
+        raise DeadlineExceeded(str(build.error))
+
+    def _leave(self, key: K, build: Build, place: tuple[Interest, threading.Event]) -> None:
+        """One waits no more. If it was the last, nothing is made for nobody."""
+        with self._lock:
+            build.waiting = [one for one in build.waiting if one is not place]
+            if build.waiting or build.future.done():
+                return
+            build.is_left = True
+            self._interrupt(key, build)
+        build.tell()
+        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
+        self._left(build)
+
+    def _press(self, key: K, build: Build) -> None:
+        """Interrupts again what does not leave."""
+        with self._lock:
+            if build.future.done() or not build.is_left:
+                return
+            self._interrupt(key, build)
+        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
+
+    def _interrupt(self, key: K, build: Build) -> None:
+        """Interrupts it where it can be; nobody else is to wait for it then. The lock is held."""
+        if build.interruptible.interrupt():
+            self._forget(key, build)
+
+    def _forget(self, key: K, build: Build) -> None:
+        if self._builds.get(key) is build:
+            del self._builds[key]
+
+    def _look(self, build: Build) -> None:
+        """Releases those who wait for a build that takes too long."""
+        if build.future.done():
+            return
+        since = time.monotonic() if build.begun is None else build.begun
+        left_s = since + self._max_s - time.monotonic()
+        if left_s > 0:
+            process_timers.after(left_s, lambda: self._look(build))
+            return
+        build.error = DeadlineExceeded(
+            f"{build.name} was being built for {self._max_s:g} s, which is as long as this server "
+            "waits (--max-build-s). What is being compiled goes on and is kept: call again later, "
+            "or build it ahead with .warm() where there is no limit."
+        )
+        with self._lock:
+            gates = [gate for _, gate in build.waiting]
+        for gate in gates:
+            gate.set()

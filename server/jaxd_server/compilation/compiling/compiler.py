@@ -1,0 +1,208 @@
+"""From a function and its arguments to a program: trace, lower, and compile what nobody has yet.
+
+Each function is traced through a function object of its own. jax keys its caches on the identity
+of that object, so nothing of one build is found by another, whose settings may be others.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
+from jaxd_protocol.jit.options import Options
+from jaxd_server.codec.arguments import Arguments
+from jaxd_server.codec.results import ResultForm, result_form
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.jax_compat import programs
+from jaxd_server.jax_compat.compilation_cache import Compilations
+from jaxd_server.jax_compat.config import pinned, restore_defaults
+from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
+from jaxd_server.jax_compat.placement import is_bound, move_lowered
+from jaxd_server.jax_compat.programs import Obstacle
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.user_code.capture_output import listen_for_warnings
+from jaxd_server.user_code.interrupt import run_interruptibly
+from jaxd_server.user_code.mutation_guard import NOTHING, Captured
+from jaxd_server.user_code.output import Voice, speaking
+
+__all__ = ["Compiler", "LoweredFunction", "explained"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredFunction:
+    """A function that was traced and lowered for one signature.
+
+    Attributes:
+        program: sixteen bytes that equal programs have in common.
+        obstacle: why the program can be neither shared nor kept, if so.
+        form: how its results travel.
+        structure: jax's structure of its results.
+        trace_s: seconds that this took.
+        lowered: jax's own, or the bytes of one that another process has lowered.
+    """
+
+    program: bytes
+    obstacle: Obstacle | None
+    form: ResultForm
+    structure: Any
+    trace_s: float
+    lowered: Any
+
+
+class Compiler:
+    """Traces, lowers and compiles, a few functions at a time.
+
+    Args:
+        counters: where traces, lowerings and compilations are counted.
+        builds: how many functions at once; XLA uses all cores for each anyway.
+    """
+
+    def __init__(self, counters: Counters, builds: int) -> None:
+        self._counters = counters
+        self._room = Turnstile(builds)
+        self._compilations = Compilations(
+            lambda seconds: counters.add(compiles=1),
+            lambda: counters.add(xla_cache_hits=1),
+        )
+
+    def close(self) -> None:
+        """Stops listening to jax."""
+        self._compilations.close()
+
+    def room(self) -> Turnstile:
+        """To be inside of while something is built."""
+        return self._room
+
+    def lower(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: Options,
+        arguments: Arguments,
+        structure: Any,
+        emit: Emit,
+        captured: Captured = NOTHING,
+    ) -> LoweredFunction:
+        """Traces and lowers a function.
+
+        Args:
+            function: what is traced.
+            name: what people call it.
+            options: how it is to be compiled.
+            arguments: those of the call, static ones included.
+            structure: jax's structure of the traced ones, as the program will be called.
+            emit: told of the stage.
+            captured: what the function reaches, and must not change.
+
+        Raises:
+            Interrupted: when it was, see `interrupting`.
+            Exception: whatever the function raises while it is traced, and jax's own errors.
+            LostUpdateError: when it changes what it reaches.
+            ResultError: when its result cannot travel.
+        """
+        started = time.monotonic()
+        emit("stage", {"stage": "trace", "function": name})
+        try:
+            with (
+                pinned(options.config),
+                jax.log_compiles(True),
+                speaking(Voice(emit)),
+                captured.kept(),
+            ):
+                listen_for_warnings()
+                jitted = jax.jit(self._private(function), **options.jit_arguments())
+                args, kwargs = arguments
+                traced = run_interruptibly(lambda: jitted.trace(*args, **kwargs))
+                emit("stage", {"stage": "lower", "function": name})
+                lowered = run_interruptibly(traced.lower)
+                self._counters.add(lowers=1)
+                program, obstacle = programs.program_id(lowered, options)
+        finally:
+            changed = restore_defaults()
+        if changed:
+            raise _changed_settings(name, changed)
+        if programs.in_structure(lowered) != structure:
+            raise InternalError(
+                f"jax takes the arguments of {name} in another order than jaxd passes them. "
+                "Please report this with the arguments of the call."
+            )
+        form = result_form(programs.out_leaves(lowered), lowered.out_tree)
+        took = time.monotonic() - started
+        self._counters.add(trace_s=took)
+        return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
+
+    def compile(
+        self, function: LoweredFunction, name: str, options: Options, emit: Emit, device: int = 0
+    ) -> Program:
+        """Compiles a lowered function, for a device of that index if it names none itself.
+
+        Raises:
+            Exception: what jax raises.
+        """
+        emit("stage", {"stage": "compile", "function": name})
+        started, before = time.monotonic(), resident_bytes()
+        with pinned(options.config), jax.log_compiles(True), speaking(Voice(emit)):
+            lowered = function.lowered
+            if isinstance(lowered, bytes):
+                lowered = unpack_lowered(lowered)
+            bound = is_bound(lowered)
+            if device and not bound:
+                lowered = move_lowered(lowered, device)
+            compiled = programs.compile_flat(lowered)
+        took = time.monotonic() - started
+        self._counters.add(compile_s=took)
+        program = Program(
+            function.program,
+            compiled,
+            compile_s=took,
+            host_bytes=max(0, resident_bytes() - before),
+            device_bytes=programs.device_bytes(compiled),
+            devices=programs.device_ids(lowered),
+        )
+        program.is_bound = bound
+        program.run_bytes = programs.run_bytes(compiled)
+        if function.obstacle == "callbacks":
+            program.calls_back = programs.has_effects(lowered)
+            program.calls_python = True
+            program.call = compiled  # what it calls may start others
+        return program
+
+    def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def private(*args: Any, **kwargs: Any) -> Any:
+            self._counters.add(traces=1)
+            return function(*args, **kwargs)
+
+        return private
+
+
+def _changed_settings(name: str, changed: list[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} changed {', '.join(changed)} for the whole server while it was traced; that was "
+        "undone. Give the function its settings instead: "
+        f"persistent_call(config={{{changed[0]!r}: …}}), or use jax's context managers inside it."
+    )
+
+
+def explained(error: TypeError) -> TypeError:
+    """jax's own complaint about arguments and results, with what to do about it."""
+    text = str(error)
+    if "not a valid JAX type" in text and "returned a value" in text:
+        return ResultError(
+            f"{text}\nReturn arrays and numbers (in dicts, lists, tuples) from the function, and "
+            "make text and other objects from them after the call."
+        )
+    if "as an abstract array" in text or "not a valid JAX type" in text:
+        return ArgumentError(
+            f"{text}\nPass arrays and numbers, or declare the argument in static_argnames."
+        )
+    return error

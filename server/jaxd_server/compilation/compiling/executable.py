@@ -1,0 +1,197 @@
+"""What answers the calls of one function with one signature."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_server.codec.results import ResultForm, Staying
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.jax_compat.config import Config, configured
+
+__all__ = ["QUICK_S", "Costs", "Executable"]
+
+QUICK_S: Final = 0.002
+"""What takes no longer than this is done by the thread that read the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What an executable costs, in seconds.
+
+    Attributes:
+        trace_s: tracing and lowering, when that was done.
+        compile_s: compiling its program, when that was done.
+        paid_s: what this process took to come by it, from disk or by doing both.
+    """
+
+    trace_s: float = 0.0
+    compile_s: float = 0.0
+    paid_s: float = 0.0
+
+    @property
+    def build_s(self) -> float:
+        """What each process would pay that has to make it by itself."""
+        return self.trace_s + self.compile_s
+
+
+_serials: Final = itertools.count()
+
+
+class Executable:
+    """A program, and how the results of one function are read from it. Flat: arrays in and out.
+
+    Args:
+        name: what people call the function.
+        key: names function, options and configuration.
+        program: what runs.
+        form: how results travel.
+        config: jax's settings while it runs.
+        costs: what it took.
+        recorded: the call that it was made for.
+        structure: jax's structure of the result; None when it came from disk.
+
+    Attributes:
+        serial: a number of its own.
+        calls: how many it has answered.
+        saved_s: seconds that client processes did not spend on tracing and compiling.
+        run_s: seconds that a call takes, smoothed over the last ones; None before the second.
+        start_s: seconds until a warm call is dispatched, smoothed likewise.
+        last_use: `time.monotonic()` of the last call.
+        principal: who has it made.
+        kept_as: what it is kept by on disk; empty when it is not.
+        stays: what of its result stays on the server, by what its calls want and take.
+        calls_python: whether it calls Python while it runs, which is rare.
+        device: the index of the one that it was made for; a program that is bound has its own.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_running",
+        "calls",
+        "calls_python",
+        "costs",
+        "device",
+        "form",
+        "kept_as",
+        "key",
+        "last_use",
+        "name",
+        "principal",
+        "program",
+        "recorded",
+        "run_s",
+        "saved_s",
+        "serial",
+        "start_s",
+        "stays",
+        "structure",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        key: bytes,
+        program: Program,
+        form: ResultForm,
+        config: Config = (),
+        costs: Costs = Costs(),
+        recorded: RecordedCall = RecordedCall(b""),  # noqa: B008  frozen
+        structure: Any = None,
+    ) -> None:
+        self.name = name
+        self.key = key
+        self.program = program
+        self.form = form
+        self.costs = costs
+        self.recorded = recorded
+        self.structure = structure
+        self.device = 0
+        self.calls_python = program.calls_python
+        self.serial = next(_serials)
+        self.principal = ""
+        self.kept_as = b""
+        self.stays: dict[Hashable, Staying] = {}
+        self.run_s: float | None = None
+        self.start_s: float | None = None
+        self.calls = 0
+        self.saved_s = 0.0
+        self.last_use = time.monotonic()
+        self._config = config
+        self._running: list[None] = []  # one for each call: appending is atomic, adding is not
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Runs it; jax may return before the device is done.
+
+        Args:
+            leaves: the traced arguments, flattened as jax does it.
+        """
+        if self._config:
+            with configured(self._config):
+                return self.program.call(*leaves)
+        return self.program.call(*leaves)
+
+    def on(self, key: bytes, device: int, program: Program, costs: Costs) -> Executable:
+        """The same for another device.
+
+        Args:
+            key: the function's, where it says its device.
+            device: its index.
+            program: this one's, there.
+            costs: what it took.
+        """
+        moved = Executable(
+            self.name,
+            key,
+            program,
+            self.form,
+            self._config,
+            costs,
+            self.recorded,
+            self.structure,
+        )
+        moved.device = device
+        moved.principal = self.principal
+        moved.kept_as = self.kept_as
+        return moved
+
+    def hold(self) -> None:
+        """Keeps it in use until `release`."""
+        self._running.append(None)
+
+    def release(self) -> None:
+        """Undoes one `hold`."""
+        self._running.pop()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody holds it, as each call does."""
+        return bool(self._running)
+
+    @property
+    def runs_quickly(self) -> bool:
+        """Whether a call is done before it would pay to hand it to another thread."""
+        return self.run_s is not None and self.run_s <= QUICK_S
+
+    @property
+    def starts_quickly(self) -> bool:
+        """Whether a call is dispatched in such a time, however long the device then takes."""
+        return self.start_s is not None and self.start_s <= QUICK_S and not self.calls_python
+
+    def starts_in(self, seconds: float) -> None:
+        """Notes how long a warm call took until it was dispatched."""
+        self.start_s = seconds if self.start_s is None else 0.75 * self.start_s + 0.25 * seconds
+
+    def took(self, seconds: float) -> None:
+        """Notes how long a call took, its result's way home included."""
+        self.last_use = time.monotonic()
+        self.calls += 1
+        if self.program.calls_back:
+            return  # what its client does in between takes as long as it likes
+        if self.calls > 1:  # the first one pays for initialisation
+            self.run_s = seconds if self.run_s is None else 0.75 * self.run_s + 0.25 * seconds

@@ -1,0 +1,293 @@
+"""What is kept on disk of functions and programs, as the rest of the server knows them.
+
+A call is found by its key and the lasting name of its signature. What that leads to is enough to
+answer it: neither the function nor a class of its arguments or results is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_server.cache import Store
+from jaxd_server.cache.writer import Troubles
+from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.disk_cache.environments import Environments
+from jaxd_server.compilation.disk_cache.records import KeptCall, call_name
+from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.jax_compat import programs
+from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
+from jaxd_server.jax_compat.programs import NotSerializable
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.threads.executors import SerialExecutor
+
+__all__ = ["Shelf"]
+
+
+class Shelf:
+    """Functions and programs in a store. Thread-safe; never raises for what is wrong on disk.
+
+    Args:
+        store: the files.
+        packages: what this process has imported.
+    """
+
+    def __init__(self, store: Store, packages: ImportedPackages) -> None:
+        self.store = store
+        self._keeper = SerialExecutor("jaxd-keep")
+        self._environments = Environments(store, packages, self._spoilt)
+        self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
+        self._troubles = Troubles()
+
+    # functions --------------------------------------------------------------------------------
+
+    def function(self, key: bytes) -> Function | None:
+        """What a key stands for, not unpacked; None when that, or its code, is not here."""
+        record = self.store.read("functions", key)
+        if record is None:
+            return None
+        try:
+            values: Mapping[str, Any] = dict(record.content)
+            meaning = Meaning.from_message(values["meaning"])
+            options = Options.from_bytes(values["options"])
+            described = Described(meaning.fingerprint, values["name"], options, meaning)
+            positions, names = map(frozenset, values["statics"])
+            statics = Statics(positions, names, options.static == "jax")
+            parameters = tuple(values["parameters"])
+        except (KeyError, TypeError, ValueError, ProtocolError):
+            self._spoilt("functions", key)
+            return None
+        if not self.store.has("code", meaning.fingerprint):
+            return None
+        return Function(key, described, statics, parameters)
+
+    def keep_code(self, fingerprint: bytes, code: bytes) -> None:
+        """Takes the packed function of a fingerprint that was checked."""
+        self.store.write("code", fingerprint, (), code)
+
+    def code(self, fingerprint: bytes) -> bytes | None:
+        """The packed function."""
+        record = self.store.read("code", fingerprint)
+        return None if record is None else record.payload
+
+    def forget_function(self, function: Function) -> None:
+        """Removes a function that turned out to be another one than was thought."""
+        self.store.remove("functions", function.key)
+        self.store.remove("code", function.described.fingerprint)
+
+    def keep_function(self, function: Function) -> None:
+        """Has what a key stands for written, soon: its record was not there, or broken."""
+        self._keeper.put(partial(self._keep_function, function))
+
+    def _keep_function(self, function: Function) -> None:
+        if self.store.has("functions", function.key):
+            return
+        described = function.described
+        statics = function.statics
+        assert described.meaning is not None
+        content = {
+            "name": described.name,
+            "fingerprint": described.fingerprint,
+            "options": described.options.to_bytes(),
+            "meaning": described.meaning.to_message(),
+            "statics": (tuple(sorted(statics.positions)), tuple(sorted(statics.names))),
+            "parameters": function.parameters,
+        }
+        self.store.write("functions", function.key, tuple(content.items()))
+
+    # programs ---------------------------------------------------------------------------------
+
+    def program(self, id: bytes, device: int = 0) -> Program:  # noqa: A002
+        """Loads a program, for the device of that index if it names none itself.
+
+        Raises:
+            LookupError: when it is not here, or cannot be loaded; one that cannot is removed.
+            JaxRuntimeError: when the device has no room for it; it stays where it is.
+        """
+        record = None if id in self._suspects else self.store.read("programs", id)
+        if record is None:
+            raise LookupError(id.hex())
+        started, before = time.monotonic(), resident_bytes()
+        try:
+            inputs, outputs, compile_s, devices, *bound = record.content
+            is_bound = is_known_as_bound(devices, bound)
+            wanted = None if is_bound else device
+            call, devices = read_program(record.payload, inputs, outputs, devices, wanted)
+        except Exception as error:
+            if programs.is_out_of_memory(error):
+                raise
+            self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
+            if not device or isinstance(error, ValueError):  # else it may well run on another
+                self.store.remove("programs", id)
+            raise LookupError(id.hex()) from error
+        program = Program(
+            id,
+            call,
+            compile_s,
+            time.monotonic() - started,
+            max(0, resident_bytes() - before),
+            programs.device_bytes(call),
+            devices,
+            is_original=False,
+        )
+        program.is_bound = is_bound
+        program.run_bytes = programs.run_bytes(call)
+        return program
+
+    def suspect_program(self, id: bytes) -> None:  # noqa: A002
+        """Loads a program that did not run no more; its file stays until a new one replaces it.
+
+        It may have been the device that failed, and then nothing is lost.
+        """
+        self._suspects.add(id)
+
+    def _has_program(self, id: bytes) -> bool:  # noqa: A002
+        return id not in self._suspects and self.store.has("programs", id)
+
+    def _keep_program(self, program: Program, inputs: int) -> None:
+        """Raises `NotSerializable` when it cannot be written."""
+        if self._has_program(program.id):
+            return
+        if not program.is_original:
+            raise NotSerializable(
+                "it was read from disk itself, and XLA writes only what it compiled."
+            )
+        bound = (program.is_bound,) if are_several() else ()
+        data = programs.serialize(program.compiled)
+        outputs = programs.outputs_of(program.compiled)
+        content = (inputs, outputs, program.compile_s, program.devices, *bound)
+        self.store.write("programs", program.id, content, data)
+        self._suspects.discard(program.id)
+
+    # calls ------------------------------------------------------------------------------------
+
+    def name_of(self, function: Function, arguments: Arguments) -> bytes | None:
+        """The lasting name of a call; None when it can have none."""
+        return call_name(function, arguments)
+
+    def find(self, function: Function, name: bytes) -> KeptCall | None:
+        """What is kept for a call, if it is sound and still as good as new."""
+        kept = self._read_call(name)
+        if kept is None or kept.obstacle is not None or kept.key != function.key:
+            return None
+        if not self.is_current(kept):
+            return None
+        self.store.touch("calls", name)
+        return kept
+
+    def has(self, name: bytes) -> bool:
+        """Whether the program of a call is there, and still as good as new."""
+        kept = self._read_call(name)
+        return (
+            kept is not None
+            and kept.obstacle is None
+            and self.is_current(kept)
+            and self._has_program(kept.program)
+        )
+
+    def is_current(self, kept: KeptCall) -> bool:
+        """Whether the packages that were loaded when it was made are the same now."""
+        return self._environments.is_current(kept.environment)
+
+    def keep(
+        self,
+        function: Function,
+        name: bytes,
+        arguments: Arguments,
+        executable: Executable,
+        obstacle: str | None,
+    ) -> None:
+        """Has an executable written, soon; with an obstacle, only the note that there is one."""
+        inputs = len(leaves_of(dynamic(arguments, function.statics)))
+        kept = KeptCall(
+            function.name,
+            function.key,
+            function.described.fingerprint,
+            *executable.recorded,
+            function.parameters,
+            executable.program.id,
+            obstacle,
+            executable.form,
+            executable.costs.trace_s,
+            executable.costs.compile_s,
+            time.time(),
+            self._environments.keep(),
+            executable.principal,
+        )
+        self._keeper.put(partial(self._keep, function, name, kept, executable, inputs))
+
+    def _keep(
+        self, function: Function, name: bytes, kept: KeptCall, executable: Executable, inputs: int
+    ) -> None:
+        program = executable.program
+        try:
+            self._keep_function(function)
+            if kept.obstacle is None:
+                self._keep_program(program, inputs)
+        except NotSerializable as error:
+            log_event("program_not_kept", function=kept.name, reason=str(error))
+            executable.kept_as = b""
+            if not program.is_original:
+                return  # the next process may well be able to
+            kept = replace(kept, program=b"", obstacle="unwritten")
+        except Exception:  # noqa: BLE001  the server goes on without
+            log_event("program_not_kept", level=logging.ERROR, function=kept.name)
+            return
+        self.store.write("calls", name, kept.to_content())
+
+    def calls(self) -> dict[bytes, KeptCall]:
+        """All that is kept, by name; reads every file, and holds nothing afterwards."""
+        found = ((name, self._read_call(name)) for name in self.store.names("calls"))
+        return {name: kept for name, kept in found if kept is not None}
+
+    def remove(self, name: bytes) -> None:
+        """Forgets one call. Its program stays until nothing names it any more."""
+        self.store.remove("calls", name)
+
+    def _read_call(self, name: bytes) -> KeptCall | None:
+        record = self.store.read("calls", name, payload=False)  # which is no use of it
+        if record is None:
+            return None
+        try:
+            return KeptCall.from_content(record.content)
+        except (KeyError, TypeError, ValueError, ProtocolError):
+            self._spoilt("calls", name)
+            return None
+
+    def _spoilt(self, kind: Any, name: bytes) -> None:
+        """Removes what was whole, but is not what it should be."""
+        self._troubles.warn("cache_spoilt", kind, kind=kind, name=name.hex())
+        self.store.remove(kind, name)
+
+    def mark_used(self, executables: Iterable[Executable], since: float) -> None:
+        """Notes on disk which executables in memory were used, so that these go last.
+
+        Args:
+            executables: those in memory.
+            since: `time.monotonic()` of the last such note.
+        """
+        for executable in executables:
+            if executable.kept_as and executable.last_use >= since:
+                self.store.touch("calls", executable.kept_as)
+
+    def flush(self) -> None:
+        """Returns when all that was to be kept is on disk."""
+        self._keeper.flush()
+        self.store.flush(60.0)
+
+    def close(self) -> None:
+        """Writes what is to be written, and stops."""
+        self._keeper.flush()
+        self.store.close()

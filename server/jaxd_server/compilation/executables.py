@@ -1,0 +1,277 @@
+"""The table of executables: found by the bytes of a call, made once, dropped when too many.
+
+(key, skeleton)  → plan         the bytes on the wire are the first name of a signature
+(key, signature) → executable   several skeletons may mean one signature (order of a dict)
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.pytree import Layout
+from jaxd_server.codec.arguments import (
+    Arguments,
+    call_order,
+    donated_leaves,
+    dynamic,
+    leaves_of,
+    parse_arguments,
+)
+from jaxd_server.codec.signature import signature_of
+from jaxd_server.compilation.compiling.builds import Builds
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.eviction import Limits, victims
+from jaxd_server.compilation.eviction_costs import Appraisal, are_within
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.plan import SOMEWHERE, Plan, Seat
+from jaxd_server.jax_compat.placement import are_several, places_of
+from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.reclaimer import Reclaimer
+
+__all__ = ["Executables", "Kin"]
+
+
+_MOST: Final = 10_000
+
+
+class Kin:
+    """The keys that were called, of each function. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys = BoundedDict[bytes, set[bytes]](_MOST)
+        self._lock = threading.Lock()  # guards _keys
+
+    def of(self, function: Function) -> tuple[bytes, ...]:
+        """Those of the same function, this one among them."""
+        with self._lock:
+            keys = self._keys.setdefault(function.plain_key, set())
+            keys.add(function.key)
+            return tuple(keys)
+
+
+_PLANS_PER_EXECUTABLE = 8
+
+_NO_LIMIT = Limits(sys.maxsize)
+
+Make = Callable[[], Executable]
+_Name = tuple[bytes, Hashable]
+_Build = Callable[[_Name, Callable[[], Executable | None], Make], Executable]
+
+
+class Executables:
+    """Plans and executables; safe from any thread.
+
+    Args:
+        reclaimer: told after each build; it asks back with `shrink` and `reclaim`.
+        limit: number of executables to hold.
+        limits: how much else of what; its `count` does not matter.
+        is_kept: whether an executable is on disk as well, and so is cheap to have again.
+        resident: bytes of memory that the process has.
+        builds: makes each once.
+    """
+
+    def __init__(
+        self,
+        reclaimer: Reclaimer,
+        limit: int,
+        limits: Limits = _NO_LIMIT,
+        is_kept: Callable[[Executable], bool] = lambda _: False,
+        resident: Callable[[], int] = resident_bytes,
+        builds: Builds[Any, Executable] | None = None,
+    ) -> None:
+        self._limits = replace(limits, count=limit)
+        self._appraisal = Appraisal(is_kept, resident)
+        plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
+        self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
+        self._executables: dict[tuple[bytes, Hashable], Executable] = {}
+        # What a call has made is in use until that call ends, and it holds its `make` until then.
+        self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
+        self._builds: Builds[tuple[bytes, Hashable], Executable] = builds or Builds()
+        self._kin = Kin()
+        self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
+        self._reclaimer = reclaimer
+        reclaimer.register(self)
+
+    def __len__(self) -> int:
+        return len(self._executables)
+
+    def all(self) -> list[Executable]:
+        """Those that there are."""
+        with self._lock:
+            return list(self._executables.values())
+
+    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
+        """The plan for calls with these bytes, of sessions on that device, if one was made."""
+        return self._plans.get((key, skeleton, device))
+
+    def layout(self, key: bytes, skeleton: bytes, device: int = 0) -> Layout:
+        """How to read the arguments of a call."""
+        plan = self._plans.get((key, skeleton, device))
+        return plan.layout if plan else parse_arguments(skeleton)
+
+    def obtain(
+        self,
+        function: Function,
+        skeleton: bytes,
+        layout: Layout,
+        arguments: Arguments,
+        make: Make,
+        waiting: Callable[[], None] = lambda: None,
+        move: Callable[[Executable], Executable | None] = lambda _: None,
+        seat: Seat = SOMEWHERE,
+    ) -> Executable:
+        """The executable for these arguments; `make` makes it when there is none.
+
+        Args:
+            function: what is called.
+            skeleton: the bytes of the call.
+            layout: what they say.
+            arguments: positional and keyword arguments.
+            make: makes the executable, in one of the callers that ask for it together. As long as
+                that one keeps hold of it, the executable is not dropped.
+            waiting: called in each of them, before it makes it or waits.
+            move: makes it of one for another device; None when it has to be made after all.
+            seat: where the call runs, and who waits for it.
+
+        Raises:
+            ArgumentError: when an argument can be neither traced nor static.
+            JaxdError: why nobody waits for it any more; see `Builds.run`.
+            Exception: what `make` raises, in every caller that waited for it.
+        """
+        signature, device = signature_of(*arguments, function.statics), seat.device
+        found = self._executables.get(_name(function.key, signature, device))
+        if found is None:
+            waiting()
+
+            def build(key: _Name, find: Callable[[], Executable | None], make: Make) -> Executable:
+                return self._builds.run(key, find, make, seat.interest, seat.owner)
+
+            found = self._first(function, signature, device, make, build)
+            if are_several() and not _fits(found, function, device):
+                found = self._moved(found, function.key, signature, device, make, move, build)
+        order = call_order(layout, function.statics)
+        donated = donated_leaves(layout, function.options, function.parameters)
+        places = places_of(leaves_of(dynamic(arguments, function.statics))) if are_several() else ()
+        plan = Plan(layout, None)
+        if order is not None:
+            plan = Plan(layout, found, order, donated, places)
+        name = _name(function.key, signature, found.device)
+        with self._lock:
+            if self._executables.get(name) is found:  # a plan must not outlive its executable
+                self._plans[function.key, skeleton, seat.session] = plan
+        return found
+
+    def _first(
+        self, function: Function, signature: Hashable, device: int, make: Make, build: _Build
+    ) -> Executable:
+        """The executable for a device; or, where there are several, for any of them."""
+        name = _name(function.key, signature, device)
+        if not are_several():
+            return build(
+                name, lambda: self._executables.get(name), lambda: self._make(name, make, make)
+            )
+
+        def find() -> Executable | None:
+            places = itertools.product(self._kin.of(function), range(len(jax.devices())))
+            names = (_name(key, signature, index) for key, index in places)
+            return next(filter(None, map(self._executables.get, names)), None)
+
+        return build(
+            (function.plain_key, ("first", signature)), find, lambda: self._make(name, make, make)
+        )
+
+    def _moved(
+        self,
+        first: Executable,
+        key: bytes,
+        signature: Hashable,
+        device: int,
+        make: Make,
+        move: Callable[[Executable], Executable | None],
+        build: _Build,
+    ) -> Executable:
+        """The executable for a device, of which there is one for another."""
+        name = _name(key, signature, device)
+        return build(
+            name,
+            lambda: self._executables.get(name),
+            lambda: self._make(name, lambda: move(first) or make(), make),
+        )
+
+    def _make(self, name: tuple[bytes, Hashable], make: Make, maker: Make) -> Executable:
+        executable = make()
+        with self._lock:
+            self._makers[executable.serial] = maker
+            self._executables[name] = executable
+        self._reclaimer.relieve()
+        return executable
+
+    def forget(self, key: bytes) -> int:
+        """Drops the executables of one key; returns how many there were."""
+        with self._lock:
+            gone = self._drop([name for name in self._executables if name[0] == key])
+        return len(gone)
+
+    def discard(self, executable: Executable) -> None:
+        """Drops this one, and all others with its program."""
+        with self._lock:
+            program = executable.program
+            self._drop([n for n, one in self._executables.items() if one.program is program])
+
+    def shrink(self) -> int:
+        """Drops what is above the limits; returns how many executables that were."""
+        return self._drop_victims(self._limits)
+
+    def reclaim(self, count: int) -> int:
+        """Drops the `count` executables that are missed least; returns how many there were."""
+        if count <= 0:
+            return 0
+        return self._drop_victims(
+            Limits(max(0, len(self._executables) - count), share=self._limits.share)
+        )
+
+    def _drop_victims(self, limits: Limits) -> int:
+        with self._lock:
+            items = list(self._executables.items())
+        if are_within(limits, [one for _, one in items]):
+            return 0
+        chosen = victims(self._appraisal.entries(items, self._is_in_use), limits, time.monotonic())
+        names = {one.name for one in chosen}
+        with self._lock:
+            gone = self._drop(
+                name
+                for name, one in items
+                if name in names and self._executables.get(name) is one and not self._is_in_use(one)
+            )
+        return len(gone)
+
+    def _is_in_use(self, executable: Executable) -> bool:
+        return executable.in_use or executable.serial in self._makers
+
+    def _drop(self, names: Iterable[tuple[bytes, Hashable]]) -> list[Executable]:
+        """Those that are now out of the table; freed where the caller lets go of them."""
+        gone = [self._executables.pop(name) for name in names]
+        serials = {executable.serial for executable in gone}
+        for bytes_, plan in list(self._plans.items()):
+            if plan.executable is not None and plan.executable.serial in serials:
+                del self._plans[bytes_]
+        return gone
+
+
+def _fits(found: Executable, function: Function, device: int) -> bool:
+    """Whether it answers calls of the function on that device as it is."""
+    return found.key == function.key and (found.program.is_bound or found.device == device)
+
+
+def _name(key: bytes, signature: Hashable, device: int) -> tuple[bytes, Hashable]:
+    return key, (device, signature) if device else signature

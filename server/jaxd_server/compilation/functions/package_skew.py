@@ -1,0 +1,112 @@
+"""Packages that a client's function needs, held against those that are installed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxd_protocol.errors import MissingPackage, PackageMismatch
+from jaxd_protocol.packages.packages import Package, package_of
+from jaxd_server.runtime.events import Emit
+
+__all__ = ["Difference", "compare", "refuse_missing", "refuse_or_warn"]
+
+Kind = Literal["missing", "version", "files"]
+
+
+class Difference(NamedTuple):
+    """One package that is not the same on both sides.
+
+    Attributes:
+        function: whose package it is.
+        package: as pip calls it.
+        kind: `missing` on the server, another `version`, or other `files` under the same version.
+        text: what that means, and what to do.
+    """
+
+    function: str
+    package: str
+    kind: Kind
+    text: str
+
+
+def compare(function: str, packages: Mapping[str, Package]) -> tuple[Difference, ...]:
+    """How the server's packages differ from those that a client's function was written with.
+
+    Args:
+        function: what people call it.
+        packages: the client's, by import name.
+    """
+    found: dict[str, Difference] = {}
+    for module, theirs in packages.items():
+        difference = _difference(function, module, theirs, package_of(module))
+        if difference is not None:
+            found.setdefault(difference.package, difference)
+    return tuple(found.values())
+
+
+def refuse_missing(differences: Sequence[Difference]) -> None:
+    """Returns when every package is installed here.
+
+    Raises:
+        MissingPackage: when one is not; says how to install it.
+    """
+    for one in differences:
+        if one.kind == "missing":
+            raise MissingPackage(one.text)
+
+
+def refuse_or_warn(differences: Sequence[Difference], emit: Emit, *, strict: bool) -> None:
+    """Tells the caller about differences, if there are any.
+
+    Args:
+        differences: what `compare` found.
+        emit: where warnings go: an event `warning` for each.
+        strict: whether any difference is an error.
+
+    Raises:
+        PackageMismatch: with `strict`, when there is one.
+    """
+    if strict and differences:
+        advice = "Install the same on both sides, or leave out strict=True."
+        raise PackageMismatch(" ".join([*(one.text for one in differences), advice]))
+    for one in differences:
+        emit("warning", _content(one))
+
+
+def _content(one: Difference) -> dict[str, Any]:
+    return {"function": one.function, "package": one.package, "text": one.text}
+
+
+def _difference(
+    function: str, module: str, theirs: Package, ours: Package | None
+) -> Difference | None:
+    if ours is None:
+        return Difference(function, theirs.name, "missing", _missing(function, module, theirs))
+    if ours.version != theirs.version:
+        text = (
+            f"function {function!r} uses {theirs.name} {theirs.version} here and {ours.version} "
+            "on the server: results come from the server's."
+        )
+        return Difference(function, theirs.name, "version", text)
+    if ours.digest != theirs.digest:
+        text = (
+            f"function {function!r} uses {theirs.name} {theirs.version}, which has other files "
+            "on the server: results come from the server's."
+        )
+        return Difference(function, theirs.name, "files", text)
+    return None
+
+
+def _missing(function: str, module: str, theirs: Package) -> str:
+    if not theirs.version:
+        return (
+            f"function {function!r} needs the module {module}, which is not installed on the "
+            "server. Install it where the server runs."
+        )
+    names, versions = theirs.name.split(", "), theirs.version.split(", ")
+    wanted = " ".join(f"{n}=={v}" for n, v in zip(names, versions, strict=True))
+    return (
+        f"function {function!r} needs {theirs.name} (client: {theirs.version}), which is not "
+        f"installed on the server. Run: pip install {wanted} where the server runs."
+    )

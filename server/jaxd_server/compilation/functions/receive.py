@@ -1,0 +1,135 @@
+"""A function that has just arrived: unpacked, and held against what its client says it means.
+
+The client's key is not taken on trust. The server walks over what it unpacked, with the client's
+decisions and package versions, and must come to the same digest. Where it does not, something was
+lost or changed on the way, and what is built for this client must not answer another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError, ProtocolError
+from jaxd_protocol.fingerprint import Entry, Part, Walked, walk
+from jaxd_protocol.fingerprint.client_view import There
+from jaxd_protocol.fingerprint.model import Targets
+from jaxd_protocol.jit.options import fingerprint_of
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
+from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
+from jaxd_server.codec.object_references import homes
+from jaxd_server.user_code.mutation_guard import Captured
+
+__all__ = ["Arrival", "receive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An unpacked function.
+
+    Attributes:
+        function: the callable.
+        doubt: why it is not what its key says, for people; None when it is.
+        objects: everything it reaches that has a number in the walk, by number.
+        targets: what of its client's it may have called back.
+        listed: what its client lists beside that.
+        captured: what of it a trace could change.
+    """
+
+    function: Callable[..., Any]
+    doubt: str | None = None
+    objects: tuple[Any, ...] = ()
+    targets: Targets = field(default_factory=Targets)
+    listed: tuple[Entry, ...] = ()
+    captured: Captured = field(default_factory=Captured)
+
+
+def receive(
+    name: str, meaning: Meaning | None, fingerprint: bytes, data: bytes | memoryview
+) -> Arrival:
+    """Unpacks a function and checks its fingerprint.
+
+    Args:
+        name: what people call it.
+        meaning: what its client says; None from a client that names functions by their bytes.
+        fingerprint: what it was asked for by.
+        data: the packed function.
+
+    Raises:
+        ProtocolError: when the bytes are not those that were asked for.
+        PackingError: when it reads a setting of an installed class that is another one here.
+        Exception: whatever unpacking raises, such as ImportError.
+    """
+    if meaning is None:
+        if fingerprint_of(data) != fingerprint:
+            raise ProtocolError(
+                "the client sent other code than the fingerprint stands for. "
+                "Install the same jaxd on both sides."
+            )
+        return Arrival(unpack(data))
+    with server_table.making():  # until here, nobody else has its classes
+        arrived = unpack_function(data)
+        there = meaning.there({**arrived.overlays, **arrived.modules}, arrived.sources)
+        server_table.keep_only(lambda name, cls: _is_right(name, cls, there, arrived.archives))
+
+    def walked_over() -> Walked:
+        more = meaning.ignored, arrived.archives, meaning.listed
+        return walk(arrived.function, name, there, *more)
+
+    if not meaning.shared:
+        # its key is like no other
+        targets = Targets()
+        with suppress(PackingError):  # it could not be compared either
+            targets = walked_over().reach.targets
+        captured = Captured([arrived.function], meaning.ignored)
+        return Arrival(arrived.function, None, (), targets, meaning.callbacks, captured)
+    walked = walked_over()
+    found = walked.fingerprint
+    _refuse_settings(name, meaning.parts, found.parts)
+    doubt = None
+    if found.digest != meaning.fingerprint:
+        doubt = (
+            f"{name} is not shared with other processes: on the server it has another "
+            f"fingerprint than here ({_differing(meaning.parts, found.parts)}). Was it changed "
+            "while it was sent? Else set extra_key= and report this."
+        )
+    objects = tuple(walked.reach.numbered)
+    if doubt is None:  # else the numbers may not be those of the client
+        homes.add(meaning.fingerprint, objects)
+    captured = Captured(objects, meaning.ignored)
+    targets = walked.reach.targets
+    return Arrival(arrived.function, doubt, objects, targets, meaning.callbacks, captured)
+
+
+def _is_right(name: ClassId, cls: type, there: There, archives: Any) -> bool:
+    """Whether a class has the content that its id says, so that others may have it too."""
+    found = walk(cls, cls.__qualname__, there, archives=archives).fingerprint
+    return found.digest == name.content or bool(found.unshared)
+
+
+def _refuse_settings(name: str, ours: tuple[Part, ...], theirs: tuple[Part, ...]) -> None:
+    there = {part[:2]: part for part in theirs if part.kind in _CHANGED}
+    for part in ours:
+        if part.kind in _CHANGED and part.digest != there.get(part[:2], part).digest:
+            raise PackingError(
+                f"{name} reads {part.name}, which is {part.shown} in this process and "
+                f"{there[part[:2]].shown} on the server: {_CHANGED[part.kind]}"
+            )
+
+
+_CHANGED: Final = {
+    "installed": "an installed class was changed. Pass the value as an argument, or set it in a "
+    "subclass of your own.",
+    "archived": "it was changed after the import, and ship='source' sends what the source makes. "
+    "Pass the value as an argument, or leave ship= out.",
+}
+
+
+def _differing(ours: tuple[Part, ...], theirs: tuple[Part, ...]) -> str:
+    there = {(part.kind, part.name): part.digest for part in theirs}
+    here = {(part.kind, part.name): part.digest for part in ours}
+    names = [name for name in here | there if here.get(name) != there.get(name)]
+    return ", ".join(name for _, name in names[:5]) or "in how its parts hang together"

@@ -1,0 +1,225 @@
+"""Known functions: from the key on the wire to the unpacked function, each unpacked once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jit.options import function_key
+from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.messages.function_manifest import Meaning, parameter_names
+from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.compilation.functions.package_skew import compare, refuse_missing
+from jaxd_server.compilation.functions.receive import Arrival, receive
+from jaxd_server.runtime.threads.single_flight import SingleFlight
+
+__all__ = [
+    "FunctionReplaced",
+    "FunctionShelf",
+    "FunctionSource",
+    "Functions",
+    "Permit",
+    "Receive",
+    "permit_all",
+]
+
+
+Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
+"""See `arrivals.receive`."""
+
+Permit = Callable[[Described], None]
+"""Raises when a function may not be compiled as its client says."""
+
+
+class FunctionSource(Protocol):
+    """Someone who can be asked what a key stands for: the client whose call is open."""
+
+    @property
+    def owner(self) -> bytes:
+        """Whose functions these are, when they must not be anybody else's."""
+
+    def describe(self, key: bytes) -> Described:
+        """What a key stands for."""
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        """The packed function."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within it the call waits for an answer of its client, or of another call's client."""
+
+
+class FunctionShelf(Protocol):
+    """Functions as an earlier process has left them."""
+
+    def function(self, key: bytes) -> Function | None:
+        """What a key stands for, not unpacked."""
+
+    def code(self, fingerprint: bytes) -> bytes | None:
+        """The packed function."""
+
+    def keep_code(self, fingerprint: bytes, code: bytes) -> None:
+        """Takes the packed function of a fingerprint that was checked."""
+
+    def forget_function(self, function: Function) -> None:
+        """Removes a function that turned out to be another one than was thought."""
+
+
+class FunctionReplaced(Exception):
+    """What was kept of a function is in doubt; the next `Functions.obtain` has another one."""
+
+
+def permit_all(described: Described) -> None:
+    """Of whoever may run code here, nothing is refused."""
+
+
+class Functions:
+    """The functions that were asked for last; safe from any thread.
+
+    One that is forgotten is asked for again. Its executables do not need this table.
+
+    Args:
+        limit: how many to keep.
+        shelf: what is kept of functions on disk; None where nothing is.
+        receiving: opens what a client sends.
+        permitting: looks at what a client says of a function, before anything else is done.
+    """
+
+    def __init__(
+        self,
+        limit: int = 1000,
+        shelf: FunctionShelf | None = None,
+        receiving: Receive = receive,
+        permitting: Permit = permit_all,
+    ) -> None:
+        self._open = receiving
+        self._permit = permitting
+        self._shelf = shelf
+        self._functions = BoundedDict[bytes, Function](limit)
+        self._arrivals = BoundedDict[bytes, Arrival](limit)
+        self._flights: SingleFlight[bytes, Function] = SingleFlight()
+        self._receiving: SingleFlight[bytes, tuple[bytes, Arrival]] = SingleFlight()
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def obtain(self, key: bytes, source: FunctionSource) -> Function:
+        """The function with that key; `source` is asked only for what is not known.
+
+        Raises:
+            ProtocolError: when what the source sends does not have the key that it was asked for.
+            MissingPackage: when it needs a package that is not installed here.
+            Exception: whatever unpacking raises, such as ImportError.
+        """
+        known = self._known(key, source)
+        if known is not None:
+            return known
+        with source.waiting():  # what it waits for may stand behind the next message of its client
+            return self._flights.run(
+                _private(key, source.owner),
+                lambda: self._known(key, source),
+                lambda: self._fetch(key, source),
+            )
+
+    def _known(self, key: bytes, source: FunctionSource) -> Function | None:
+        found = self._functions.use(key)
+        return found or self._functions.use(_private(key, source.owner))
+
+    def _fetch(self, key: bytes, source: FunctionSource) -> Function:
+        kept = self._shelf.function(key) if self._shelf else None
+        if kept is not None:
+            function = self._functions[key] = self._compared(kept)
+            return function
+        return self._ask(key, source)
+
+    def _ask(self, key: bytes, source: FunctionSource) -> Function:
+        described = source.describe(key)
+        if function_key(described.fingerprint, described.options) != key:
+            raise ProtocolError(
+                "the client described another function than the one it called. "
+                "Install the same jaxd on both sides."
+            )
+        function = self._compared(Function(key, described))
+        arrival = function.arrival = self._arrival(described, source)
+        function.statics = statics_of(arrival.function, described.options)
+        function.parameters = parameter_names(function.function)
+        if arrival.doubt is not None:
+            function.key = _private(key, source.owner)
+        self._functions[function.key] = function
+        return function
+
+    def _compared(self, function: Function) -> Function:
+        """With its differences; raises `MissingPackage` before unpacking stumbles over one."""
+        self._permit(function.described)
+        meaning = function.described.meaning
+        function.differences = compare(function.name, meaning.packages if meaning else {})
+        refuse_missing(function.differences)
+        return function
+
+    def unpack(self, function: Function, source: FunctionSource) -> None:
+        """Fills in the callable of a function that `obtain` returned.
+
+        Raises:
+            FunctionReplaced: when what was kept of it is in doubt.
+            Exception: whatever unpacking raises, such as ImportError.
+        """
+        if function.arrival is not None:
+            return
+        with source.waiting():
+            arrival = self._arrival(function.described, source)
+            if arrival.doubt is None:
+                function.arrival = arrival
+                return
+            self._functions.pop(function.key, None)
+            if self._shelf is not None:
+                self._shelf.forget_function(function)
+            self._ask(function.key, source)
+        raise FunctionReplaced(function.name)
+
+    def _arrival(self, described: Described, source: FunctionSource) -> Arrival:
+        """The code; asked for once, however many ask, unless it is in doubt."""
+        name = described.fingerprint
+        known = self._arrivals.use(name)
+        if known is not None:
+            return known
+        owner, arrival = self._receiving.run(
+            name, lambda: None, lambda: self._receive(described, source)
+        )
+        if arrival.doubt is not None and owner != source.owner:
+            _, arrival = self._receive(described, source)  # ours may be right
+        return arrival
+
+    def _receive(self, described: Described, source: FunctionSource) -> tuple[bytes, Arrival]:
+        fingerprint = described.fingerprint
+        known = self._arrivals.use(fingerprint)
+        if known is not None:  # while this one waited for its turn
+            return source.owner, known
+        arrival = self._unpack_kept(described)
+        if arrival is None:
+            data = source.code(fingerprint)
+            arrival = self._open(described.name, described.meaning, fingerprint, data)
+            is_right = arrival.doubt is None and described.meaning and described.meaning.shared
+            if self._shelf and is_right:
+                self._shelf.keep_code(fingerprint, bytes(data))
+        if arrival.doubt is None:
+            self._arrivals[fingerprint] = arrival
+        return source.owner, arrival
+
+    def _unpack_kept(self, described: Described) -> Arrival | None:
+        """From the code on disk; None when there is none, or it can no longer be unpacked."""
+        fingerprint = described.fingerprint
+        kept = self._shelf.code(fingerprint) if self._shelf else None
+        if kept is None:
+            return None
+        try:
+            return self._open(described.name, described.meaning, fingerprint, kept)
+        except Exception:  # noqa: BLE001  its client is asked instead, and told what is wrong
+            return None
+
+
+def _private(key: bytes, owner: bytes) -> bytes:
+    """The key of a function that only one client may call by it."""
+    return hashlib.blake2b(key + owner, digest_size=16).digest()

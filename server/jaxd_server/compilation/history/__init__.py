@@ -1,0 +1,1 @@
+"""What was built, and why: decisions, differences, advice, and who may see them."""

@@ -1,0 +1,236 @@
+"""Says of each build why it was made, to whoever waits for it and to whoever asks later."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.compilation.builder import Made
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.records import KeptCall
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.history.advice import Advice, Advised, advice_for
+from jaxd_server.compilation.history.ledger import Built, Ledger, Verdict
+from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
+from jaxd_server.compilation.history.visibility import Acquaintances
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Decision", "Decisions", "describe"]
+
+MAX_RESTORED: Final = 500
+"""Programs of earlier processes that are remembered, for reasons only."""
+
+LONG_BUILD_S: Final = 2.0
+"""Whoever waited this long for a program is told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One program that was made, and why.
+
+    Attributes:
+        at: when, as `time.time()`.
+        function: whose program it is.
+        key: names function, options and configuration.
+        verdict: how it was come by.
+        seconds: how long that took.
+        reason: why.
+        was_compiled: whether XLA had to work for it, or only the tracer.
+        principal: for whom it was made, who alone may be told what it was compared with.
+    """
+
+    at: float
+    function: str
+    key: bytes
+    verdict: Verdict
+    seconds: float
+    reason: Reason
+    was_compiled: bool = True
+    principal: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason, in a few words."""
+        if self.verdict == "load":
+            return "kept on disk by an earlier worker"
+        note = "" if self.was_compiled else " (another function had compiled the same program)"
+        return self.reason.text + note
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        nearest = self.reason.nearest
+        return {
+            "time": round(self.at, 3),
+            "function": self.function,
+            "key": self.key.hex(),
+            "verdict": self.verdict,
+            "seconds": round(self.seconds, 3),
+            "reason": self.text,
+            "nearest": None if nearest is None else nearest.key.hex(),
+            "differences": [each.to_dict() for each in self.reason.differences],
+        }
+
+
+class Decisions:
+    """The last builds with their reasons; safe from any thread.
+
+    Args:
+        shelf: what earlier processes have left; None where nothing is kept.
+        limit: how many to keep.
+
+    Attributes:
+        acquaintances: who may be told what; as long as nothing else is put here, everybody all.
+    """
+
+    def __init__(self, shelf: Shelf | None = None, limit: int = 200) -> None:
+        self.acquaintances = Acquaintances()
+        self._ledger = Ledger()
+        self._shelf = shelf
+        self._is_restored = shelf is None
+        self._started = time.time()
+        self._loads: dict[bytes, weakref.ref[Executable]] = {}  # by the names on disk
+        self._recent: deque[Decision] = deque(maxlen=limit)
+        self._advised = Advised()
+        self._reading = threading.Lock()  # one reads the records for all who want them
+        self._restoring = threading.Lock()  # guards _is_restored and _loads; never held for long
+        self._lock = threading.Lock()  # guards _recent; one build after the other finds its reason
+
+    def recent(self, count: int, principal: str = "") -> list[Decision]:
+        """The last ones that a principal may see, the last first."""
+        sees_all = self.acquaintances.is_owner(principal)
+        found = [one for one in list(self._recent) if sees_all or one.principal == principal]
+        return found[: -count - 1 : -1] if count > 0 else []
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was built, here and by those before; reads their records when first asked for."""
+        if not self._is_restored:
+            with self._reading:
+                if not self._is_restored:
+                    found = self._read()
+                    with self._restoring:
+                        self._restore(found)
+                        self._is_restored = True
+        return self._ledger
+
+    def _read(self) -> list[tuple[bytes, KeptCall, Function]]:
+        """What earlier processes have kept last, oldest first, by name."""
+        assert self._shelf is not None
+        calls = self._shelf.calls().items()  # those of this process are added when they are made
+        before = [item for item in calls if item[1].created < self._started]
+        kept = sorted(before, key=lambda item: item[1].created)
+        last = kept[-MAX_RESTORED:]
+        functions = {key: self._shelf.function(key) for key in {call.key for _, call in last}}
+        return [
+            (name, call, function)
+            for name, call in last
+            if (function := functions[call.key]) is not None
+        ]
+
+    def _restore(self, found: list[tuple[bytes, KeptCall, Function]]) -> None:
+        for name, call, function in found:
+            built = Built(
+                call.skeleton,
+                call.parameters,
+                call.trace_s + call.compile_s,
+                call.created,
+                self._loads.get(name),
+                name,
+                call.obstacle,
+            )
+            self._ledger.add(call.key, describe(function), built)
+            self.acquaintances.note(call.principal, call.key)
+
+    def made(self, function: Function, skeleton: bytes, made: Made, emit: Emit) -> None:
+        """Notes an executable and tells the caller why it was made, and what to do about it."""
+        if made.verdict == "load":
+            self._loaded(function, made)
+            return
+        try:
+            decision, advice = self._note(function, skeleton, made)
+        except Exception:  # noqa: BLE001  a program must not be lost over its explanation
+            log_event("unexplained_build", level=logging.ERROR, function=function.name)
+            return
+        if decision.seconds >= LONG_BUILD_S:
+            content = {"seconds": decision.seconds, "reason": decision.text}
+            emit("built", {"function": function.name, **content})
+        for one in advice:
+            emit("warning", {"category": "advice", **one._asdict()})
+
+    def _loaded(self, function: Function, made: Made) -> None:
+        """Costs nothing: what would have to be read for a reason is not worth it."""
+        seconds = made.executable.costs.paid_s
+        with self._restoring:
+            if len(self._loads) > MAX_RESTORED:
+                self._loads = {name: one for name, one in self._loads.items() if one() is not None}
+            self._loads[made.name] = weakref.ref(made.executable)
+            if self._is_restored:
+                self._ledger.attach(function.key, made.name, made.executable)
+        self._recent.append(
+            Decision(
+                time.time(),
+                function.name,
+                function.key,
+                "load",
+                seconds,
+                Reason(),
+                principal=made.executable.principal,
+            )
+        )
+
+    def _note(
+        self, function: Function, skeleton: bytes, made: Made
+    ) -> tuple[Decision, list[Advice]]:
+        described = describe(function)
+        arguments = argument_forms(skeleton, described.parameters)
+        now, seconds = time.time(), made.executable.costs.paid_s
+        built = Built(
+            skeleton,
+            described.parameters,
+            seconds,
+            now,
+            weakref.ref(made.executable),
+            made.name,
+            made.obstacle,
+        )
+        ledger, principal = self.ledger, made.executable.principal
+        seen = ledger.seen_with(self.acquaintances.sight(principal))
+        with self._lock:
+            reason = reason_for(seen, function.key, described, arguments)
+            record = ledger.add(function.key, described, built)
+            decision = Decision(
+                now,
+                function.name,
+                function.key,
+                "compile",
+                seconds,
+                reason,
+                made.was_compiled,
+                principal,
+            )
+            self._recent.append(decision)
+        self.acquaintances.note(principal, function.key)
+        advice = advice_for(record, versions_of(seen, described))
+        return decision, self._advised.news(advice)
+
+
+def describe(function: Function) -> Description:
+    """What is known of a function that the server has."""
+    meaning = function.described.meaning
+    return Description(
+        function.name,
+        function.described.fingerprint,
+        function.options,
+        meaning.parts if meaning else (),
+        function.parameters,
+        meaning.shared if meaning else True,
+    )

@@ -1,0 +1,198 @@
+"""What this worker has built: for each key what is behind it, and for which arguments.
+
+Written when something was built, read when somebody asks; a warm call never comes here.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, Literal
+
+from jaxd_protocol.explain.argument_shapes import Argument, argument_forms
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.history.visibility import Sight
+
+__all__ = ["Built", "Ledger", "LedgerView", "Record", "Verdict"]
+
+Verdict = Literal["hit", "load", "compile"]
+"""What a call finds: a ready executable, one on disk, or none."""
+
+_PART_BYTES: Final = 150
+_SMALL_SKELETON: Final = 1 << 14
+
+
+@lru_cache(maxsize=128)  # a record is read again for each further program of its function
+def _forms_of_small(skeleton: bytes, parameters: tuple[str, ...]) -> dict[str, Argument]:
+    return argument_forms(skeleton, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One program that was made.
+
+    Attributes:
+        skeleton: the arguments of the call that it was made for.
+        parameters: names of the function's parameters.
+        seconds: how long it took.
+        at: when, as `time.time()`.
+        executable: the program, as long as the server keeps it; None when another process made it.
+        name: what it is kept by on disk; empty when it is not.
+        obstacle: why it cannot be kept there.
+    """
+
+    skeleton: bytes
+    parameters: tuple[str, ...]
+    seconds: float
+    at: float
+    executable: weakref.ref[Executable] | None = None
+    name: bytes = b""
+    obstacle: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """What the arguments look like."""
+        if len(self.skeleton) > _SMALL_SKELETON:
+            return argument_forms(self.skeleton, self.parameters)
+        return _forms_of_small(self.skeleton, self.parameters)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the server still has the program."""
+        return self._executable is not None
+
+    @property
+    def calls(self) -> int:
+        """How many calls the program has answered; 0 when it is gone."""
+        executable = self._executable
+        return 0 if executable is None else executable.calls
+
+    @property
+    def _executable(self) -> Executable | None:
+        return None if self.executable is None else self.executable()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was built under one key.
+
+    Attributes:
+        key: names function, options and configuration.
+        description: what is behind it.
+        built: the programs, oldest first; at least one.
+    """
+
+    key: bytes
+    description: Description
+    built: tuple[Built, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        skeletons = sum(len(built.skeleton) + 200 for built in self.built)
+        return skeletons + _PART_BYTES * len(self.description.parts)
+
+
+class LedgerView:
+    """What somebody sees of a ledger.
+
+    Args:
+        ledger: all of it.
+        sight: which keys may be seen.
+    """
+
+    def __init__(self, ledger: Ledger, sight: Sight) -> None:
+        self._ledger = ledger
+        self._sight = sight
+
+    def find(self, key: bytes) -> Record | None:
+        """What is known of a key."""
+        return self._ledger.find(key) if self._sight(key) else None
+
+    def records(self) -> list[Record]:
+        """All records that may be seen, the one that was written last at the end."""
+        return [record for record in self._ledger.records() if self._sight(record.key)]
+
+
+class Ledger:
+    """The keys for which something was built last; safe from any thread.
+
+    Args:
+        limit: how many keys to keep.
+        limit_per_key: how many programs to keep of each.
+        limit_bytes: about how much memory all of it may take.
+    """
+
+    def __init__(
+        self, limit: int = 1000, limit_per_key: int = 64, limit_bytes: int = 64 << 20
+    ) -> None:
+        self._limit = limit
+        self._limit_per_key = limit_per_key
+        self._limit_bytes = limit_bytes
+        self._records: OrderedDict[bytes, Record] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.Lock()  # guards _records and _nbytes
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def find(self, key: bytes) -> Record | None:
+        """What is known of a key."""
+        return self._records.get(key)
+
+    def records(self) -> list[Record]:
+        """All records, the one that was written last at the end."""
+        with self._lock:
+            return list(self._records.values())
+
+    def seen_with(self, sight: Sight) -> LedgerView:
+        """The part of it that somebody may see."""
+        return LedgerView(self, sight)
+
+    def add(self, key: bytes, description: Description, built: Built) -> Record:
+        """Enters a program and returns the record of its key."""
+        with self._lock:
+            known = self._records.pop(key, None)
+            if known is None:
+                record = Record(key, self._with_shared_parts(description), (built,))
+            else:
+                self._nbytes -= known.nbytes
+                record = replace(known, built=(*known.built, built)[-self._limit_per_key :])
+            self._records[key] = record
+            self._nbytes += record.nbytes
+            while len(self._records) > 1 and (
+                len(self._records) > self._limit or self._nbytes > self._limit_bytes
+            ):
+                self._nbytes -= self._records.popitem(last=False)[1].nbytes
+        return record
+
+    def attach(self, key: bytes, name: bytes, executable: Executable) -> None:
+        """Notes that a program that was made before is in memory again."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is not None:
+                here = weakref.ref(executable)
+                built = tuple(
+                    replace(one, executable=here) if one.name == name else one
+                    for one in record.built
+                )
+                self._records[key] = replace(record, built=built)
+
+    def _with_shared_parts(self, description: Description) -> Description:
+        """The same, in the memory of the last record with that name: most parts never change."""
+        twin = next(
+            (
+                record.description
+                for record in reversed(self._records.values())
+                if record.description.name == description.name
+            ),
+            None,
+        )
+        if twin is None:
+            return description
+        known = {part: part for part in twin.parts}
+        return description._replace(parts=tuple(known.get(p, p) for p in description.parts))

@@ -1,0 +1,164 @@
+"""Why a call finds no executable: the nearest thing that was built, and what differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from jaxd_protocol.explain.argument_differences import argument_differences
+from jaxd_protocol.explain.argument_shapes import Argument
+from jaxd_protocol.explain.key_differences import (
+    Difference,
+    in_one_line,
+    option_differences,
+    part_differences,
+    similarity,
+)
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.compilation.history.ledger import Built, Ledger, LedgerView, Record
+
+__all__ = ["Reason", "key_differences", "reason_for", "versions_of"]
+
+_MAX_COMPARED: Final = 64
+_ALIKE_SAME_NAME: Final = 0.2
+_ALIKE_OTHER_NAME: Final = 0.5
+_MAX_DIFFERENCES: Final = 50
+
+_FIRST: Final = "first call of this function on this server"
+_UNSHARED: Final = Difference(
+    "unshared",
+    "",
+    "changed",
+    "",
+    "",
+    "",
+    "it reaches something that has no content to compare, so every process compiles its own",
+)
+_DOUBTED: Final = Difference(
+    "doubted",
+    "",
+    "changed",
+    "",
+    "",
+    "",
+    "here it was not found to be what its client says, so that client has programs of its own",
+)
+_DROPPED: Final = "it was compiled before, and dropped to make room for others"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something has to be built.
+
+    Attributes:
+        nearest: what it was compared with; None when nothing is like it.
+        built: the program of `nearest` with the most similar arguments; None when there was no
+            question of arguments.
+        differences: what differs; empty when it was built before and is gone.
+    """
+
+    nearest: Record | None = None
+    built: Built | None = None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if self.nearest is None:
+            return _FIRST
+        return in_one_line(self.differences) or _DROPPED
+
+
+def reason_for(
+    ledger: Ledger | LedgerView,
+    key: bytes,
+    description: Description,
+    arguments: Mapping[str, Argument] | None,
+) -> Reason:
+    """Compares a call with what was built so far.
+
+    Args:
+        ledger: what was built; does not hold the call itself yet.
+        key: of the call.
+        description: what is behind the key.
+        arguments: of the call; None compares functions only.
+    """
+    nearest = ledger.find(key)
+    found: tuple[Difference, ...] = ()
+    if nearest is None:
+        nearest, found = _nearest_version(ledger, description)
+    if nearest is None:
+        return Reason()
+    if nearest.key != key and not found:
+        found = (_DOUBTED,)
+    built = None
+    if arguments is not None:
+        built, more = _nearest_arguments(nearest, arguments)
+        found += more
+    return Reason(nearest, built, found[:_MAX_DIFFERENCES])
+
+
+def versions_of(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
+    """The records of functions with that name, the last one first."""
+    name = description.short_name
+    records = reversed(ledger.records())
+    same = (record for record in records if record.description.short_name == name)
+    return list(islice(same, _MAX_COMPARED))
+
+
+def key_differences(before: Description, after: Description) -> tuple[Difference, ...]:
+    """What differs between two functions with their options."""
+    options = option_differences(before.options, after.options)
+    if not (before.shared and after.shared):
+        return (_UNSHARED, *options)
+    if before.fingerprint and before.fingerprint == after.fingerprint:
+        return options
+    return part_differences(before.parts, after.parts) + options
+
+
+def _nearest_version(
+    ledger: Ledger | LedgerView, description: Description
+) -> tuple[Record | None, tuple[Difference, ...]]:
+    """The last one of those that differ least, and how."""
+    candidates = [
+        record
+        for record in versions_of(ledger, description)
+        if _is_like(record.description, description)
+    ] or _renamed(ledger, description)
+    compared = [(record, key_differences(record.description, description)) for record in candidates]
+    return min(compared, key=lambda pair: len(pair[1]), default=(None, ()))
+
+
+def _is_like(one: Description, other: Description) -> bool:
+    """Whether two functions of one name are versions of each other, and no namesakes."""
+    if one.fingerprint and one.fingerprint == other.fingerprint:
+        return True
+    if not one.parts or not other.parts:
+        return other.short_name != "<lambda>"  # there are many, and nothing tells them apart
+    same_file = _file(one) == _file(other) != "" and other.short_name != "<lambda>"
+    return same_file or similarity(one.parts, other.parts) >= _ALIKE_SAME_NAME
+
+
+def _file(description: Description) -> str:
+    """Where the function itself stands: it is the first part of its fingerprint."""
+    return description.parts[0].where.rpartition(":")[0]
+
+
+def _renamed(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
+    """The one record that has most in common, whatever its name, if that is much."""
+    recent = islice(reversed(ledger.records()), _MAX_COMPARED)
+    shares = [(similarity(each.description.parts, description.parts), each) for each in recent]
+    share, record = max(shares, key=lambda pair: pair[0], default=(0.0, None))
+    return [record] if record is not None and share >= _ALIKE_OTHER_NAME else []
+
+
+def _nearest_arguments(
+    record: Record, arguments: Mapping[str, Argument]
+) -> tuple[Built, tuple[Difference, ...]]:
+    compared = [
+        (built, argument_differences(built.arguments, arguments))
+        for built in reversed(record.built)
+    ]
+    return min(compared, key=lambda pair: len(pair[1]))

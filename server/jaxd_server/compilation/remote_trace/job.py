@@ -1,0 +1,154 @@
+"""One function that is traced beside the worker: what is sent there, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from jaxd_protocol.errors import InternalError
+from jaxd_protocol.messages.failures import ForwardedFailure
+from jaxd_server.codec.arguments import structure_of
+from jaxd_server.codec.rebind_results import adopted
+from jaxd_server.codec.results import ResultForm
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.builds import present_build
+from jaxd_server.compilation.compiling.compiler import LoweredFunction
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.compilation.remote_trace.messages import (
+    Ended,
+    Failed,
+    Lowered,
+    Order,
+    Outdated,
+    Refused,
+    Reply,
+    sent_data,
+)
+from jaxd_server.compilation.remote_trace.pool import Tracers, asked
+from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.runtime.events import OutputOnce
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Errand", "order_of"]
+
+_MAX_PICKLED_BYTES: Final = 64 << 20
+
+
+class Errand(NamedTuple):
+    """One function to be traced and lowered elsewhere.
+
+    Attributes:
+        tracers: told what became of it.
+        tracer: where it is done.
+        order: what is done.
+        source: whom to ask for the code.
+        shelf: where it may lie; None where nothing is kept.
+        emit: told what happens meanwhile.
+    """
+
+    tracers: Tracers
+    tracer: TracerProcess
+    order: Order
+    source: FunctionSource
+    shelf: Shelf | None
+    emit: OutputOnce
+
+    def lower(self) -> LoweredFunction | None:
+        """The lowered function; None when this process has to trace it after all.
+
+        Raises:
+            Interrupted: when nobody waits for it any more.
+            ForwardedFailure: with what the function, or jax, raised.
+            InternalError: when the function ended the process that traced it.
+        """
+        self.emit.begin_trace()
+        reply = asked(self.tracer, self.order, self.emit)
+        build = present_build()
+        if build is not None:
+            if build.is_left and isinstance(reply, Lowered | Failed | Refused):
+                self.tracers.heed(reply.side)
+            build.check()
+        if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
+            self.emit.begin_trace()
+            again = self.tracers.alone(self.with_code().order, self.emit)
+            if build is not None:
+                build.check()
+            if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
+                reply = again
+        if isinstance(reply, Ended) and reply.orders:
+            self.tracers.beware(self.order.key)
+            raise _ended(self.order.name, reply.how)
+        return self._understood(reply)
+
+    def with_code(self) -> Errand:
+        """The same with the code; the client is asked for it when it is not on disk."""
+        return self._replace(order=self.order._replace(code=self._code()))
+
+    def _code(self) -> bytes:
+        fingerprint = self.order.fingerprint
+        kept = self.shelf.code(fingerprint) if self.shelf else None
+        if kept is not None:
+            return kept
+        with self.source.waiting():
+            return bytes(self.source.code(fingerprint))
+
+    def _understood(self, reply: Reply) -> LoweredFunction | None:
+        if isinstance(reply, Ended):
+            return None  # before it had begun
+        if isinstance(reply, Outdated):
+            log_event("tracer_outdated", changes=reply.changes)
+            self.tracers.drop(self.tracer)
+            return None
+        if isinstance(reply, Refused):
+            self.tracers.heed(reply.side)  # a trace that was in vain is one as well
+            log_event("tracer_refused", function=self.order.name, reason=reply.reason)
+            self.tracer.known.discard(self.order.fingerprint)
+            if reply.always:
+                self.tracers.refused[self.order.key] = None
+            return None
+        self.tracers.heed(reply.side)
+        self.tracer.known.add(self.order.fingerprint)
+        if isinstance(reply, Failed):
+            raise ForwardedFailure(reply.failure)
+        return _lowered(reply)
+
+
+def order_of(request: BuildRequest, name: bytes) -> Order | None:
+    """What the tracer has to know of a call, but for the code; None when that is too much.
+
+    Args:
+        request: what is to be built.
+        name: what this process calls function and signature by.
+    """
+    scalars, buffers = sent_data(
+        request.placement, request.blob, request.buffers, warm_only=request.warm_only
+    )
+    described = request.function.described
+    if described.meaning is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
+        return None
+    return Order(
+        0,
+        request.function.key,
+        described.fingerprint,
+        described.name,
+        described.options.to_bytes(),
+        described.meaning.to_message(),
+        None,
+        request.skeleton,
+        scalars,
+        tuple(map(bytes, buffers)),
+        name,
+    )
+
+
+def _ended(name: str, how: str) -> InternalError:
+    return InternalError(
+        f"{name} ended the process that traced it ({how}). The server and all that it has ready "
+        "live on. Does the function, or a library of its, call os._exit() or crash while traced?"
+    )
+
+
+def _lowered(reply: Lowered) -> LoweredFunction:
+    form = adopted(ResultForm.of(reply.skeleton, reply.order))
+    structure = structure_of(((0,) * len(reply.order), {}))  # its own is of no use here
+    return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)

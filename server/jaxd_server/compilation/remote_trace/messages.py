@@ -1,0 +1,177 @@
+"""What a worker and its tracer say to each other: pickles, between processes of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.failures import Failure
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.pytree import Layout, Placement, read_scalar
+from jaxd_server.codec.arguments import empty_leaves
+from jaxd_server.compilation.functions.function import Described
+
+__all__ = [
+    "Ended",
+    "Event",
+    "Failed",
+    "Forget",
+    "Lowered",
+    "Order",
+    "Outdated",
+    "Ready",
+    "Refused",
+    "Reply",
+    "Side",
+    "leaves_of_order",
+    "sent_data",
+]
+
+
+class Order(NamedTuple):
+    """What is to be traced and lowered.
+
+    Attributes:
+        number: the worker's own for it, which replies carry.
+        key: names function, options and configuration.
+        fingerprint, name, options, meaning: what the client said of it, as on the wire.
+        code: the packed function; None when the tracer has it.
+        skeleton: the structure of the arguments.
+        scalars: the plain numbers in them, in order.
+        buffers: those of the pickled leaves. Of arrays, shapes are enough.
+        call: what the worker calls function and signature by, to be found by the tracer as well.
+    """
+
+    number: int
+    key: bytes
+    fingerprint: bytes
+    name: str
+    options: bytes
+    meaning: tuple[Any, ...]
+    code: bytes | None
+    skeleton: bytes
+    scalars: tuple[Any, ...]
+    buffers: tuple[bytes, ...]
+    call: bytes
+
+    def described(self) -> Described:
+        """What the client said."""
+        meaning = Meaning.from_message(self.meaning)
+        return Described(self.fingerprint, self.name, Options.from_bytes(self.options), meaning)
+
+
+class Forget(NamedTuple):
+    """Nobody waits for that order any more: it is to be interrupted, and answered all the same."""
+
+    number: int
+
+
+class Ready(NamedTuple):
+    """The tracer's first message: a program that the worker must understand, and its name."""
+
+    program: bytes
+    name: bytes
+
+
+class Event(NamedTuple):
+    """Something to tell the client while it waits."""
+
+    number: int
+    kind: str
+    content: dict[str, Any]
+
+
+class Side(NamedTuple):
+    """What happened beside the work.
+
+    Attributes:
+        counts: what was counted for this order.
+        packages: import name and package of what was imported since the last reply.
+    """
+
+    counts: dict[str, float]
+    packages: list[tuple[str, Package]]
+
+
+class Lowered(NamedTuple):
+    """The lowered program, and how its results travel."""
+
+    number: int
+    program: bytes
+    data: bytes
+    skeleton: bytes
+    order: tuple[int, ...]
+    trace_s: float
+    side: Side
+
+
+class Failed(NamedTuple):
+    """The function raised an exception, or jax did, or its result cannot travel."""
+
+    number: int
+    failure: Failure
+    side: Side
+
+
+class Refused(NamedTuple):
+    """The worker has to trace it by itself; `always`: also when it is called with the same key."""
+
+    number: int
+    reason: str
+    always: bool
+    side: Side
+
+
+class Outdated(NamedTuple):
+    """Packages have changed on disk since the tracer imported them: it is of no use any more."""
+
+    number: int
+    changes: list[str]
+
+
+class Ended(NamedTuple):
+    """The process is gone, and with it the order; noted by the worker.
+
+    Attributes:
+        how: its exit code or signal, for people.
+        orders: how many of them may be the reason: 0 when it had not taken this one, or when the
+            worker has ended it.
+    """
+
+    how: str
+    orders: int
+
+
+Reply = Lowered | Failed | Refused | Outdated | Ended
+
+
+def sent_data(
+    placement: Placement, blob: bytes, buffers: Sequence[memoryview], *, warm_only: bool = False
+) -> tuple[tuple[Any, ...], tuple[memoryview, ...]]:
+    """The plain numbers among the arguments of a call, and the buffers of its pickled leaves.
+
+    Args:
+        placement: where the data of a call lies.
+        blob: its data.
+        buffers: the rest of its data.
+        warm_only: whether it is one to warm up: it has no numbers, and no buffers of arrays.
+    """
+    if warm_only:
+        return (), tuple(buffers)
+    pairs = list(zip(placement.leaves, placement.places, strict=True))
+    scalars = [
+        read_scalar(leaf.tag, blob, at.offset) for leaf, at in pairs if leaf.tag not in "AKP"
+    ]
+    ranges = [(at.buffer, at.buffer + 1 + leaf.buffers) for leaf, at in pairs if leaf.tag == "P"]
+    return tuple(scalars), tuple(one for first, end in ranges for one in buffers[first:end])
+
+
+def leaves_of_order(layout: Layout, scalars: Sequence[Any], buffers: Sequence[bytes]) -> list[Any]:
+    """The leaves of the arguments, with zeros for the data of arrays."""
+    leaves = empty_leaves(layout, [memoryview(buffer) for buffer in buffers])
+    numbered = (index for index, leaf in enumerate(layout.leaves) if leaf.tag not in "AKP")
+    for index, value in zip(numbered, scalars, strict=False):  # none of a call to warm up
+        leaves[index] = value
+    return leaves

@@ -1,0 +1,98 @@
+"""Which builds are traced beside the worker.
+
+Tracing holds the interpreter, and a worker that answers others meanwhile makes them wait. So a
+sibling process does it: see `tracer`. A client that is alone would only wait for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.records import call_name
+from jaxd_server.compilation.remote_trace.job import Errand, order_of
+from jaxd_server.compilation.remote_trace.pool import Tracers
+from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.jax_compat.lowered_transfer import understands
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.imported_packages import ImportedPackages
+
+__all__ = ["TraceIn", "Tracing"]
+
+TraceIn = Literal["auto", "worker", "tracer"]
+"""Where functions are traced: `auto` as there are clients, always here, or always there."""
+
+
+class Tracing:
+    """Sends a build to a tracer when it is worth it. Thread-safe.
+
+    Args:
+        trace_in: where functions are traced.
+        is_shared: whether more than one client is there.
+        counters: where what the tracer counts is added.
+        packages: where it is noted what the tracer imports.
+        shelf: where packed functions are found; None where nothing is kept.
+        start: starts a tracer.
+    """
+
+    def __init__(
+        self,
+        trace_in: TraceIn,
+        is_shared: Callable[[], bool],
+        counters: Counters,
+        packages: ImportedPackages,
+        shelf: Shelf | None = None,
+        start: Callable[[], TracerProcess] = lambda: TracerProcess("text", understands),
+    ) -> None:
+        self._trace_in = trace_in
+        self._is_shared = is_shared
+        self._shelf = shelf
+        self._tracers = Tracers(counters, packages, start)
+
+    def settle(self) -> None:
+        """Starts the tracer now if it is wanted whoever comes."""
+        if self._trace_in == "tracer":
+            self._tracers.present()
+
+    def errand(self, request: BuildRequest) -> Errand | None:
+        """What has to be done to have a function traced elsewhere; None: it is traced here.
+
+        The client is asked for the code when that is needed.
+
+        Args:
+            request: what is to be built; its function need not be unpacked.
+
+        Raises:
+            Exception: what asking the client raises.
+        """
+        tracers, function = self._tracers, request.function
+        if not self._is_wanted() or function.key in tracers.refused:
+            return None
+        name = call_name(function, request.arguments)
+        if name is None:
+            return None  # another process may not mean the same by it
+        order = order_of(request, name)
+        if order is None:
+            return None
+        tracer = self._ready(patiently=function.key in tracers.deadly)
+        if tracer is None:
+            return None
+        errand = Errand(tracers, tracer, order, request.source, self._shelf, request.emit)
+        return errand if order.fingerprint in tracer.known else errand.with_code()
+
+    def close(self) -> None:
+        """Ends the tracer."""
+        self._tracers.close()
+
+    def _is_wanted(self) -> bool:
+        wanted = self._trace_in == "tracer" or (self._trace_in == "auto" and self._is_shared())
+        return wanted and not self._tracers.are_off
+
+    def _ready(self, *, patiently: bool) -> TracerProcess | None:
+        """The tracer; one that has only just been started is for the next build."""
+        tracer = self._tracers.present()
+        if tracer is not None and self._trace_in == "auto" and not patiently:
+            return tracer if tracer.state == "ready" else None
+        return tracer if tracer is not None and tracer.wait() else None

@@ -1,0 +1,229 @@
+"""A worker's tracer as the worker sees it: a process, a socket, and orders under way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final, Literal
+
+from jaxd_server.compilation.remote_trace.messages import Ended, Event, Forget, Order, Ready, Reply
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.threads.fairness import Telling
+
+__all__ = ["TRACER_COMMAND", "TracerProcess"]
+
+TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer.tracer")
+
+_PATIENCE_S: Final = 5.0
+
+_START_S: Final = 60.0
+"""One that takes longer to come up never will."""
+
+
+class TracerProcess:
+    """A tracer that starts in the background. Thread-safe; of no use any more once it has ended.
+
+    Args:
+        log_format: of its log lines.
+        understands: whether the sample that it sends, of this name, is understood here.
+        command: what is started; it gets one JSON argument.
+
+    Attributes:
+        known: fingerprints of the functions that it has.
+        was_ready: whether it ever took orders.
+    """
+
+    def __init__(
+        self,
+        log_format: Literal["text", "json"],
+        understands: Callable[[bytes, bytes], bool],
+        command: Sequence[str] = TRACER_COMMAND,
+    ) -> None:
+        self.known: set[bytes] = set()
+        self.was_ready = False
+        self._log_format = log_format
+        self._understands = understands
+        self._command = tuple(command)
+        self._settled = threading.Event()  # ready, or ended
+        self._state: Literal["starting", "ready", "ended"] = "starting"
+        self._closing = False
+        self._retired = False
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, queue.SimpleQueue[Event | Reply]] = {}
+        self._lock = threading.Lock()  # guards _state, _waiting, _retired; not held to send
+        self._sending = threading.Lock()  # one message at a time
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # One thread for as long as it lives: Linux kills it when the thread ends that started it.
+        self._thread = threading.Thread(target=self._live, name="jaxd-tracer", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> Literal["starting", "ready", "ended"]:
+        """What it is doing."""
+        return self._state
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, once there is one."""
+        return None if self._process is None else self._process.pid
+
+    def wait(self) -> bool:
+        """Waits until it has started; returns whether it takes orders."""
+        self._settled.wait()
+        return self._state == "ready"
+
+    def ask(self, order: Order, emit: Emit, telling: Telling = lambda hook: nullcontext()) -> Reply:
+        """Has an order worked out, however long that takes.
+
+        Args:
+            order: its number is given here.
+            emit: told what happens meanwhile, in this thread.
+            telling: says when nobody waits for it any more, so that it is interrupted.
+        """
+        number = next(self._numbers)
+        inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
+        with self._lock:
+            if self._state != "ready" or self._retired or self._connection is None:
+                return Ended("it was not running", 0)
+            connection = self._connection
+            self._waiting[number] = inbox
+        try:
+            with self._sending:
+                connection.send(order._replace(number=number))
+        except OSError:
+            pass  # it has ended, and the other thread says so
+        with telling(lambda: self._forget(number)):
+            while type(message := inbox.get()) is Event:
+                emit(message.kind, message.content)
+        assert not isinstance(message, Event)
+        return message
+
+    def _forget(self, number: int) -> None:
+        """Has an order interrupted that nobody waits for; it is answered all the same."""
+        connection = self._connection
+        with suppress(OSError), self._sending:
+            if connection is not None:
+                connection.send(Forget(number))
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does; who waits for an order learns of it."""
+        if self._process is not None:
+            self._process.kill()
+
+    def retire(self) -> None:
+        """Has it take no more orders, and end once those under way are answered."""
+        with self._lock:
+            self._retired = True
+            is_idle = not self._waiting
+        if is_idle:
+            self.close()
+
+    def close(self) -> None:
+        """Ends it and waits until it is gone."""
+        self._closing = True
+        if self._process is not None:
+            self._process.kill()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE_S)
+
+    def _live(self) -> None:
+        try:
+            connection = self._start()
+            if self._closing:
+                self.close()
+            self._listen(connection)
+        except (EOFError, OSError):
+            pass  # it has ended, or could not be started
+        except Exception:  # noqa: BLE001  what it says cannot be read: another one may do better
+            log_event("tracer_unreadable", level=logging.ERROR)
+        finally:
+            self._end()
+
+    def _start(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argument = {
+                "fd": theirs.fileno(),
+                "log_format": self._log_format,
+                "parent": os.getpid(),
+            }
+            try:
+                self._process = subprocess.Popen(  # noqa: S603  our own process
+                    [*self._command, json.dumps(argument)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except OSError as error:
+                ours.close()
+                log_event("tracer_not_started", level=logging.WARNING, reason=str(error))
+                raise
+        return Connection(ours.detach())
+
+    def _listen(self, connection: Connection) -> None:
+        with connection:
+            if not connection.poll(_START_S):
+                log_event("tracer_too_slow", level=logging.WARNING, pid=self.pid)
+                assert self._process is not None
+                self._process.kill()
+                return
+            ready = connection.recv()
+            assert isinstance(ready, Ready)
+            if not self._understands(ready.program, ready.name):
+                log_event("tracer_not_understood", level=logging.WARNING)
+                return
+            with self._lock:
+                self._connection = connection
+                self._state = "ready"
+                self.was_ready = True
+            self._settled.set()
+            log_event("tracer_ready", pid=self.pid)
+            while True:
+                self._pass_on(connection.recv())
+
+    def _pass_on(self, message: Any) -> None:
+        with self._lock:
+            if isinstance(message, Event):
+                inbox = self._waiting.get(message.number)
+            else:
+                inbox = self._waiting.pop(message.number, None)
+            is_done = self._retired and not self._waiting
+        if inbox is not None:
+            inbox.put(message)
+        if is_done:
+            self.close()
+
+    def _end(self) -> None:
+        how = self._ending()
+        with self._lock:
+            self._state = "ended"
+            left = list(self._waiting.values())
+            self._waiting.clear()
+        self._settled.set()
+        suspects = 0 if self._closing else len(left)  # an order is no reason when we ended it
+        if not self._closing:
+            log_event("tracer_ended", how=how, orders=suspects)
+        for inbox in left:
+            inbox.put(Ended(how, suspects))
+
+    def _ending(self) -> str:
+        """Collects the process."""
+        if self._process is None:
+            return "it could not be started"
+        try:
+            code = self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:  # it has only closed its end
+            self._process.kill()
+            code = self._process.wait()
+        return f"exit code {code}" if code >= 0 else f"signal {-code}"

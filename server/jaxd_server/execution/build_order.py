@@ -1,0 +1,100 @@
+"""How one call comes by its executable when there is none for it yet."""
+
+from __future__ import annotations
+
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.pytree import Layout
+from jaxd_server.codec.arguments import Arguments
+from jaxd_server.compilation.builder import Made, Maker
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.execution.call import Call
+from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.runtime.events import OutputOnce
+
+__all__ = ["Commission"]
+
+
+class Commission:
+    """What `Executables.obtain` asks of one call; to be used once.
+
+    Args:
+        maker: makes executables.
+        shortage: makes room on the device.
+        decisions: told of what was built, and why.
+        function: what is called.
+        call: who calls it.
+        arguments: with what.
+        layout: what the bytes of the call say.
+
+    Attributes:
+        made: what this call has made; None when it was there, or another one has made it.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        shortage: Shortage,
+        decisions: Decisions,
+        function: Function,
+        call: Call,
+        arguments: Arguments,
+        layout: Layout,
+    ) -> None:
+        self._maker = maker
+        self._shortage = shortage
+        self._decisions = decisions
+        self._function = function
+        self._call = call
+        self._arguments = arguments
+        self._layout = layout
+        self.made: Made | None = None
+
+    def waiting(self) -> None:
+        """It is about to be made, here or by another call."""
+        self._call.emit("stage", {"stage": "queued", "function": self._function.name})
+
+    def make(self) -> Executable:
+        """The executable, from disk or by tracing.
+
+        Raises:
+            Exception: as `Maker.make`.
+        """
+        function, call = self._function, self._call
+        request = self._request()
+        self.made = self._shortage.relieved(lambda: self._maker.make(request))
+        self._decisions.made(function, call.skeleton, self.made, call.emit)
+        return self.made.executable
+
+    def move(self, one: Executable) -> Executable | None:
+        """The executable, of one for another device; None when it has to be made."""
+        call = self._call
+        self.made = self._maker.moved(one, self._function, call.device, call.session.counts)
+        return None if self.made is None else self.made.executable
+
+    def _request(self) -> BuildRequest:
+        call = self._call
+        return BuildRequest(
+            self._function,
+            self._arguments,
+            _recorded(call, self._layout),
+            call.skeleton,
+            call.placement(self._layout),
+            call.blob,
+            call.buffers,
+            call.source,
+            OutputOnce(call.emit),
+            call.device,
+            call.warm_only,
+            call.session.principal,
+            call.session.counts,
+        )
+
+
+def _recorded(call: Call, layout: Layout) -> RecordedCall:
+    """What of a call decides about its executable."""
+    if call.warm_only:
+        return RecordedCall.of_specification(call.skeleton, layout, call.buffers)
+    return RecordedCall.of(call.skeleton, call.placement(layout), call.buffers)

@@ -1,0 +1,197 @@
+"""One request, on its way through the server, and what goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxd_protocol.base.buffers import inflate
+from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.messages.data_locations import (
+    ABSENT,
+    PACKED,
+    Row,
+    Stay,
+    leaves_of_kinds,
+    unpack_rows,
+)
+from jaxd_protocol.pytree import Layout, Placement
+from jaxd_server.codec.arguments import empty_leaves, read_leaves
+from jaxd_server.codec.results import pack_result
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.runtime.counters import Counts
+from jaxd_server.runtime.events import SILENT, Emit
+from jaxd_server.runtime.threads.cancellation import EVER, Interest
+from jaxd_server.values.references import Holdings
+
+__all__ = ["Call", "Client", "Deliver", "Finish", "Reply", "deliver_home"]
+
+
+Reply = tuple[Any, Sequence[memoryview]]
+"""The outcome as plain values, and the buffers beside it."""
+
+Finish = Callable[[], Reply]
+"""Waits until a call that was started is done, and never raises; to be called once."""
+
+
+Deliver = Callable[[Sequence[Any], Executable], Reply]
+"""Waits for the arrays that an executable returned and makes the reply that carries them."""
+
+
+def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
+    """The whole result goes back with the reply."""
+    blob, buffers, _ = pack_result(leaves, executable.form)
+    return (OK, executable.form.skeleton, blob), buffers
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """What a call knows of the client process that makes it; see `Session`.
+
+    Attributes:
+        id: names its session, and is hard to guess: who knows it may resume it.
+        principal: who it is allowed to be, such as `uid:1000`.
+        device: the index of the one that its calls run on, unless their function says another.
+        met: serial numbers of the executables that it has used.
+        counts: what is counted for its principal; None: only for all.
+    """
+
+    id: str
+    principal: str
+    device: int = 0
+    met: set[int] = field(default_factory=set)
+    counts: Counts | None = None
+
+
+_NOBODY: Final = Client("", "")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request.
+
+    Attributes:
+        key: names function, options and configuration.
+        skeleton, blob, buffers: the arguments; of a call to warm up, no data of arrays.
+        source: whom to ask what the key stands for.
+        deadline: `time.monotonic()` after which nobody waits, or None.
+        may_repeat: whether running it twice is the same as running it once.
+        number: the client's number for it, which events carry.
+        emit: its event stream.
+        deliver: what becomes of its result; by default it goes home whole.
+        strict: whether packages that differ from the client's are an error.
+        warm_only: whether the executable is wanted, and no result.
+        lost: how many workers have died during it; 2: or more.
+        inside: whether it is made by something that a program has called back.
+        call_back: calls a function in the process of its client, see `Asking.call_back`.
+        session: whose call it is.
+        elsewhere: where the data of its arguments lies that is not in the message, as rows.
+        stay: what of its result is to stay; None: nothing.
+        holdings: what it may refer to; None: nothing.
+        layout: what its skeleton says, once its leaves were read.
+        given: ids of the values that it takes for good once it is dispatched, by leaf.
+        given_up: numbers of the leaves whose values on the server it has taken for good.
+        not_kept: ids of what it brought to be kept, and there was no room for.
+        device: the index of the one that it runs on, once its function is known.
+        inflated: how many bytes there is room for of what its compressed data becomes; or why
+            there is none.
+        interest: whether anybody still waits for it.
+    """
+
+    key: bytes
+    skeleton: bytes
+    blob: bytes
+    buffers: Sequence[memoryview]
+    source: FunctionSource
+    deadline: float | None = None
+    may_repeat: bool = True
+    number: int = 0
+    emit: Emit = SILENT
+    deliver: Deliver = deliver_home
+    strict: bool = False
+    warm_only: bool = False
+    lost: int = 0
+    inside: bool = False
+    call_back: Callable[..., Any] | None = None
+    session: Client = _NOBODY
+    elsewhere: bytes = b""
+    stay: Stay | None = None
+    holdings: Holdings | None = None
+    layout: Layout | None = None
+    given: Mapping[int, int] = field(default_factory=dict)
+    given_up: tuple[int, ...] = ()
+    not_kept: tuple[int, ...] = ()
+    device: int = 0
+    inflated: int | JaxdError = 0
+    interest: Interest = EVER
+    _rows: list[Row] | None = field(default=None, repr=False)
+
+    def rows(self, layout: Layout) -> list[Row]:
+        """Where the data lies that is not in the message.
+
+        Raises:
+            ProtocolError: when that cannot be.
+            Busy, LimitExceeded: when there is no room for what compressed data becomes.
+        """
+        if self._rows is None:
+            rows = unpack_rows(self.elsewhere, len(layout.leaves))
+            self._check_inflated(rows, layout)
+            self._rows = rows
+            if any(row.kind == PACKED for row in rows):
+                self.buffers = self._inflated(layout)
+        return self._rows
+
+    def _check_inflated(self, rows: Sequence[Row], layout: Layout) -> None:
+        """Returns when there is room, and the data is as long as it was announced."""
+        packed = [row for row in rows if row.kind == PACKED]
+        if not packed:
+            return
+        if isinstance(self.inflated, JaxdError):
+            raise self.inflated
+        is_right = all(row.a == layout.leaves[row.leaf].nbytes for row in packed)
+        if not is_right or sum(row.a for row in packed) > self.inflated:
+            raise ProtocolError("a compressed array has another size than was announced.")
+
+    def _inflated(self, layout: Layout) -> Sequence[memoryview]:
+        """The buffers of the message, none of them compressed."""
+        found, places = list(self.buffers), self.placement(layout).places
+        for row in self._rows or ():
+            index = places[row.leaf].buffer
+            if row.kind == PACKED and 0 <= index < len(found):
+                found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
+        return found
+
+    def known_rows(self) -> Sequence[Row]:
+        """As `rows`, of a call whose leaves were read."""
+        return self._rows or ()
+
+    def placement(self, layout: Layout) -> Placement:
+        """Where the data lies that is in the message."""
+        if not self.elsewhere:
+            return layout.whole
+        return layout.without(leaves_of_kinds(self.rows(layout), ABSENT))
+
+    def leaves(self, layout: Layout, donated: Collection[int] = ()) -> list[Any]:
+        """The leaves of its arguments.
+
+        Args:
+            layout: what its skeleton says.
+            donated: numbers of the leaves that it gives up.
+
+        Raises:
+            ProtocolError: when the data does not fit.
+            JaxdError: when it refers to what is not there; see `Holdings.fill`.
+        """
+        self.layout = layout
+        if self.warm_only:
+            return empty_leaves(layout, self.buffers)
+        leaves = read_leaves(self.placement(layout), self.blob, self.buffers)
+        if self.elsewhere:
+            if self.holdings is None:
+                raise ProtocolError("the call refers to values, and there can be none.")
+            rows = self.rows(layout)
+            self.not_kept, self.given = self.holdings.fill(rows, layout, leaves, donated)
+        return leaves

@@ -1,0 +1,97 @@
+"""Programs that call back for an effect run one at a time, so that it is known for whom they do.
+
+XLA calls back in threads of its own, which say nothing of the call that they belong to: that one is
+the one whose turn it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jaxd_protocol.errors import CallbackError, DeadlineExceeded
+from jaxd_server.execution.call import Call
+from jaxd_server.execution.run import Run
+from jaxd_server.jax_compat.programs import wait_for_effects
+from jaxd_server.user_code.jax_callbacks import calling_back
+from jaxd_server.user_code.output import Voice, forget_caller, give_the_floor, note_caller, speaking
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Who runs a program that calls back. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # held by the call whose turn it is
+        self._running: tuple[Call, ...] = ()  # that call
+        self._voices: dict[int, Voice] = {}  # of runs that take no turns; each step is atomic
+
+    def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
+        """Starts a run that calls Python; one that calls back is over when this returns.
+
+        Raises:
+            DeadlineExceeded: when nobody waits for the call any more before its turn comes.
+            Exception: what `dispatch` raises, and what the program does that has no results.
+        """
+        voice = Voice(run.call.emit)
+        if run.executable.program.calls_back:
+            with self._of(run.call, voice):
+                note_caller(voice)
+                try:
+                    dispatch(run)
+                    wait_for_effects(run.results)
+                finally:
+                    forget_caller(voice)
+            return None
+        return self._beside_others(run, voice, dispatch)
+
+    def _beside_others(self, run: Run, voice: Voice, dispatch: Callable[[Run], None]) -> None:
+        """Starts a program that only computes with Python: it does not wait for its turn."""
+        self._voices[id(run)] = voice
+        note_caller(voice)
+        try:
+            with speaking(voice):
+                dispatch(run)
+        except BaseException:
+            self.end(run)
+            raise
+
+    def end(self, run: Run) -> None:
+        """A run that calls Python is over."""
+        voice = self._voices.pop(id(run), None)
+        if voice is not None:
+            forget_caller(voice)
+
+    @contextmanager
+    def _of(self, call: Call, voice: Voice) -> Iterator[None]:
+        """Within it, it is the turn of this call; waits until it is."""
+        left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
+        if call.inside:  # the turn is its own client's, until this call is over
+            is_own = any(one.session is call.session for one in self._running)
+            left_s = 0.0 if is_own else _INSIDE_S
+        if not self._turn.acquire(timeout=left_s):
+            if call.inside:
+                raise CallbackError(
+                    "a function that a program has called back called a persistent function that "
+                    "has callbacks itself: one would wait for the other. Call it after the first "
+                    "one has returned."
+                )
+            raise DeadlineExceeded(
+                "the call's timeout_s passed while other programs with callbacks ran. Give it "
+                "more time, or call again."
+            )
+        self._running = (call,)
+        try:
+            with give_the_floor(voice), calling_back(call.call_back):
+                yield
+        finally:
+            self._running = ()
+            self._turn.release()
+
+
+_INSIDE_S: Final = 5.0
+"""How long a call from inside of a callback waits for others: it may be waiting for itself."""

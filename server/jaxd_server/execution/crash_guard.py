@@ -1,0 +1,221 @@
+"""Calls that could end this worker: written down before they run, and run alone or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.errors import Quarantined, WorkerLost
+from jaxd_server.execution.admission import Admission, Running
+
+if TYPE_CHECKING:
+    from jaxd_server.compilation.functions.function import Function
+    from jaxd_server.execution.call import Call
+    from jaxd_server.runtime.flight_recorder import BlackBox
+
+__all__ = ["MOST_ALONE_S", "Precautions", "Suspected", "Suspects"]
+
+
+MOST_ALONE_S: Final = 120.0
+"""Others wait no longer than that, however long it takes until a worker dies of a function."""
+
+_MARGIN: Final = 1.5
+_MARGIN_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """As `Quarantine` has it.
+
+    Attributes:
+        name: what people call the function.
+        fingerprint: in hex digits; its key where no more is known.
+        deaths: how many workers it ended while nothing else ran.
+        how: the last of them ended.
+        epoch: of the last worker that ended while a call of it was being repeated.
+        quarantined: whether it is called no more.
+        ran_s: for how long a call had been running when a worker ended.
+    """
+
+    name: str
+    fingerprint: str
+    deaths: int
+    how: str
+    epoch: int
+    quarantined: bool
+    ran_s: float = 0.0
+
+
+class Suspects:
+    """Decides which calls are run alone, and which not at all. Thread-safe.
+
+    Args:
+        rows: what `Quarantine.for_worker` says.
+        epoch: of this worker.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = (), epoch: int = 1) -> None:
+        self._epoch = epoch
+        self._known: dict[bytes, _Suspect] = {}
+        self._lock = threading.Lock()  # guards _known against releases
+        for row in rows:
+            values = {name: value for name, value in row.items() if name != "ids"}
+            suspect = _Suspect(fingerprint=row["ids"][0], **values)
+            self._known |= {bytes.fromhex(id_): suspect for id_ in row["ids"]}
+
+    def release(self, fingerprint: str) -> None:
+        """Has a function called again as if nothing had happened."""
+        with self._lock:
+            for id_ in [id_ for id_, one in self._known.items() if one.fingerprint == fingerprint]:
+                del self._known[id_]
+
+    def alone_s(self, *ids: bytes) -> float:
+        """How long others should wait for a call that runs alone; 0: as for any.
+
+        One that outlasts the time that others wait runs beside them, and what its worker dies of
+        then is not known. So it is given more than it took the last time.
+
+        Args:
+            ids: key of its function, and the fingerprint when that is known.
+        """
+        ran_s = max((self._known[id_].ran_s for id_ in ids if id_ in self._known), default=0.0)
+        return min(MOST_ALONE_S, ran_s * _MARGIN + _MARGIN_S) if ran_s else 0.0
+
+    def judge(self, *ids: bytes, name: str, lost: int) -> bool:
+        """Whether a call has to run alone.
+
+        Args:
+            ids: key of its function, and the fingerprint when that is known.
+            name: what people call it.
+            lost: how many workers have died during this call.
+
+        Raises:
+            Quarantined: when its function is called no more.
+            WorkerLost: when it has been repeated, and the last worker died of that.
+        """
+        known = self._known
+        suspect = next((known[id_] for id_ in ids if id_ in known), None) if known else None
+        if suspect is None:
+            return lost > 0
+        if suspect.quarantined:
+            raise _quarantined(suspect)
+        if lost > 1 and suspect.epoch == self._epoch - 1:
+            raise _lost(name or suspect.name, suspect)
+        return lost > 0 or suspect.deaths > 0
+
+
+def _quarantined(suspect: _Suspect) -> Quarantined:
+    return Quarantined(
+        f"{suspect.name} is in quarantine: it ended the server's worker {suspect.deaths} times "
+        f"while nothing else ran ({suspect.how}). The server does not call it any more. Correct "
+        "it, which makes another function of it; JAXD_INLINE=1 shows in your own process what "
+        "happens. If it is not at fault, release it on the server's machine (jaxd functions "
+        f"--release {suspect.fingerprint[:12]})."
+    )
+
+
+def _lost(name: str, suspect: _Suspect) -> WorkerLost:
+    alone = " while nothing else ran" if suspect.deaths else ""
+    return WorkerLost(
+        f"the server's worker ended while it ran {name}, and again when the call was repeated"
+        f"{alone} ({suspect.how}). The function may be what ends it: see the server's log, and try "
+        "it with JAXD_INLINE=1."
+    )
+
+
+class Suspected(Exception):
+    """A call that was admitted among others has to run alone."""
+
+
+class Precautions:
+    """Admits the calls of which not all is known. Thread-safe.
+
+    Args:
+        admission: where they are counted.
+        suspects: which functions have ended earlier workers; by default none.
+        box: where the host reads what runs; None where nobody does.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        suspects: Suspects | None = None,
+        box: BlackBox | None = None,
+    ) -> None:
+        self.suspects = Suspects() if suspects is None else suspects
+        self._admission = admission
+        self._box = box
+
+    def admit(self, call: Call) -> Running:
+        """Admits a call: alone when it was under way while a worker died.
+
+        Raises:
+            Quarantined, WorkerLost: see `Suspects.judge`.
+            JaxdError: as `Admission.enter`.
+        """
+        if self.suspects.judge(call.key, name="", lost=call.lost):
+            return self.admit_alone(call)
+        running = self._admission.enter(
+            "(unknown function)", call.deadline, call.interest, inside=call.inside
+        )
+        self.write_down(running, call)
+        return running
+
+    def admit_alone(self, call: Call) -> Running:
+        """Admits a call that runs beside no other, if that is possible without a long wait.
+
+        Raises:
+            JaxdError: as `Admission.enter`.
+        """
+        company: list[None] = []
+        place = -1
+
+        def on_company() -> None:
+            company.append(None)
+            if self._box is not None:
+                self._box.has_company(place)
+
+        running, is_alone = self._admission.enter_alone(
+            "(unknown function)",
+            call.deadline,
+            on_company,
+            call.interest,
+            alone_s=self.suspects.alone_s(call.key),
+        )
+        if self._box is not None:
+            place = self._begin(running, call, is_alone=is_alone)
+            if company:
+                self._box.has_company(place)
+        return running
+
+    def write_down(self, running: Running, call: Call) -> None:
+        """Enters an admitted call, which others run beside, in the box."""
+        if self._box is not None and running.place < 0:
+            place = self._begin(running, call, is_alone=False)
+            self._box.identify(place, b"", running.function)
+
+    def _begin(self, running: Running, call: Call, *, is_alone: bool) -> int:
+        assert self._box is not None
+        principal, is_repeated = call.session.principal, call.lost > 0
+        place = self._box.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
+        running.place = place
+        running.leaves = [*(running.leaves or ()), partial(self._box.end, place)]
+        return place
+
+    def examine(self, running: Running, call: Call, function: Function) -> None:
+        """Looks at the function of a call that `admit` has returned, once it is known.
+
+        Raises:
+            Suspected: when the call has to leave, and to be admitted alone.
+            Quarantined, WorkerLost: see `Suspects.judge`.
+        """
+        fingerprint = function.described.fingerprint
+        running.function = function.name
+        if self._box is not None:
+            self._box.identify(running.place, fingerprint, function.name)
+        suspected = self.suspects.judge(fingerprint, call.key, name=function.name, lost=call.lost)
+        if suspected and not running.is_suspect:
+            raise Suspected

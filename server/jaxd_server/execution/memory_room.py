@@ -1,0 +1,218 @@
+"""When the device has no room: makes some and tries once more.
+
+Runs that take much of the machine's memory run side by side only where there is room for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from jaxd_protocol.errors import OutOfMemory
+from jaxd_server.codec.results import wait_for
+from jaxd_server.execution.run import Run
+from jaxd_server.jax_compat.device_memory import in_words
+from jaxd_server.jax_compat.programs import is_out_of_memory
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.reclaimer import Reclaimer
+
+__all__ = ["LargeRuns", "Shortage", "wanted_bytes"]
+
+
+T = TypeVar("T")
+
+_WANTED = re.compile(r"allocat\w* (\d+(?:\.\d+)?) ?(bytes|B|[KMGTP]iB)\b")
+_UNITS = {"bytes": 1, "B": 1, **{f"{u}iB": 1024**n for n, u in enumerate("KMGTP", 1)}}
+
+_ADVICE = "Use smaller arguments, split the call, or free what other clients hold."
+
+
+class Shortage:
+    """What is done about RESOURCE_EXHAUSTED.
+
+    Args:
+        reclaimer: makes room.
+        holders: says in a few words what uses the memory.
+        capacity: bytes that the device has; 0 when nobody knows.
+        spare: bytes of the machine's memory that can be had.
+    """
+
+    def __init__(
+        self,
+        reclaimer: Reclaimer,
+        holders: Callable[[], str],
+        capacity: Callable[[], int] = lambda: 0,
+        spare: Callable[[], int] = lambda: sys.maxsize,
+    ) -> None:
+        self._reclaimer = reclaimer
+        self._holders = holders
+        self._capacity = capacity
+        self._spare = spare
+
+    @property
+    def spare(self) -> int:
+        """Bytes of the machine's memory that can be had."""
+        return self._spare()
+
+    def relieved(self, do: Callable[[], T]) -> T:
+        """What `do` returns; when it finds no room, some is made and it is done once more.
+
+        Raises:
+            OutOfMemory: when there is no room then either.
+            Exception: what else `do` raises.
+        """
+        try:
+            return do()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error)  # the error itself holds the frames that failed, and their arrays
+        return self.again(do, failure)
+
+    def foresee(self, nbytes: int) -> None:
+        """Returns when the machine has room for what a call takes, if need be after making some.
+
+        Raises:
+            OutOfMemory: when it has none; says what uses the memory.
+        """
+        if nbytes <= self._spare():
+            return
+        dropped = 0
+        if nbytes <= (self._capacity() or nbytes):
+            dropped = self._reclaimer.reclaim_all()
+            tried = f"Dropping what was idle (executables: {dropped}) did not help."
+            if nbytes <= self._spare():
+                return
+        else:
+            tried = "That is more than there is, whatever is dropped."
+        failure = f"Out of memory allocating {nbytes} bytes; {in_words(self._spare())} are left."
+        log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
+        raise self._told(failure, tried)
+
+    def again(self, do: Callable[[], T], failure: str = "") -> T:
+        """Makes room and does what had none.
+
+        Args:
+            do: does it.
+            failure: what jax said; when that is more than there is at all, nothing is tried, so
+                that one mistaken shape does not cost everybody their programs.
+
+        Raises:
+            OutOfMemory: when there is still none; says what uses the memory.
+            Exception: what else `do` raises.
+        """
+        capacity = self._capacity()
+        if wanted_bytes(failure) > capacity > 0:
+            log_event("out_of_memory", level=logging.WARNING, reason=_first_line(failure))
+            raise self._told(failure, "That is more than there is, whatever is dropped.")
+        dropped = self._reclaimer.reclaim_all()
+        log_event(
+            "out_of_memory",
+            level=logging.WARNING,
+            reason=_first_line(failure) or None,
+            dropped=dropped,
+        )
+        try:
+            return do()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            tried = f"Dropping what was idle (executables: {dropped}) did not help."
+            raise self._told(str(error), tried) from error
+
+    def _told(self, failure: str, tried: str) -> OutOfMemory:
+        return OutOfMemory(f"{_first_line(failure)} {tried} {self._holders()} {_ADVICE}")
+
+    @staticmethod
+    def are_gone(leaves: Sequence[Any]) -> bool:
+        """Whether arguments were donated to the call that failed, so that it cannot be repeated."""
+        return any(hasattr(leaf, "is_deleted") and leaf.is_deleted() for leaf in leaves)
+
+
+def wanted_bytes(failure: str) -> int:
+    """How much was asked for, as jax's message says it; 0 when it does not."""
+    found = _WANTED.search(failure)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _first_line(text: str) -> str:
+    line = text.partition("\n")[0].rstrip()
+    return f"{line}." if line and not line.endswith(".") else line
+
+
+class LargeRuns:
+    """Those under way. Thread-safe.
+
+    What one of them has taken so far nobody knows, so each counts in full until it is done. What
+    waits does so for the device alone: nobody waits for a run that calls back, which may itself
+    wait for what its client calls meanwhile.
+
+    Args:
+        spare: bytes of the machine's memory that can be had.
+    """
+
+    def __init__(self, spare: Callable[[], int]) -> None:
+        self._spare = spare
+        self._under_way: list[_Large] = []
+        self._lock = threading.Lock()  # guards the list
+
+    @contextmanager
+    def beside(self, run: Run, nbytes: int) -> Iterator[None]:
+        """Within it, `run` is dispatched; before that, who leaves it no room is waited for.
+
+        Args:
+            run: what will take the memory.
+            nbytes: how much.
+        """
+        this = _Large(run, nbytes)
+        while (other := self._in_the_way(this)) is not None:
+            other.wait()
+            self._remove(other)
+        try:
+            yield
+        except BaseException:
+            self._remove(this)
+            raise
+        finally:
+            this.dispatched.set()
+
+    def _in_the_way(self, this: _Large) -> _Large | None:
+        """The oldest of those beside which `this` does not fit; else it is one of them now."""
+        with self._lock:
+            self._under_way = [one for one in self._under_way if one.run() is not None]
+            taken = sum(one.nbytes for one in self._under_way)
+            waited_for = next((one for one in self._under_way if not one.calls_python), None)
+            if waited_for is not None and taken + this.nbytes > self._spare():
+                return waited_for
+            self._under_way.append(this)
+            return None
+
+    def _remove(self, one: _Large) -> None:
+        with self._lock, suppress(ValueError):
+            self._under_way.remove(one)
+
+
+class _Large:
+    """One of them; it does not keep the run, whose arrays somebody may let go of."""
+
+    __slots__ = ("calls_python", "dispatched", "nbytes", "run")
+
+    def __init__(self, run: Run, nbytes: int) -> None:
+        self.run = weakref.ref(run)
+        self.nbytes = nbytes
+        self.calls_python = run.executable.program.calls_python
+        self.dispatched = threading.Event()
+
+    def wait(self) -> None:
+        """Returns when the device is done with it."""
+        self.dispatched.wait()
+        run = self.run()
+        if run is not None:
+            with suppress(Exception):  # which its own caller is told
+                wait_for(run.results)

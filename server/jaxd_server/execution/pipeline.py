@@ -1,0 +1,315 @@
+"""The way of one call through the server: admit, find the function, find the executable, run.
+
+Read this first. Nothing here knows of sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jaxd_protocol.errors import Cancelled
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import pack_numbers
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic, leaves_of
+from jaxd_server.compilation.builder import Made, Maker
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.package_skew import refuse_or_warn
+from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
+from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.compilation.plan import Elsewhere, Plan, Seat
+from jaxd_server.execution.admission import Admission, Running
+from jaxd_server.execution.build_order import Commission
+from jaxd_server.execution.call import Call, Client, Finish, Reply
+from jaxd_server.execution.callback_turns import Turns
+from jaxd_server.execution.crash_guard import Precautions, Suspected
+from jaxd_server.execution.executor import BrokenProgram, Execution
+from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.run import Run
+from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.jax_compat.placement import placed, places_of
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.threads.cancellation import EVER
+
+__all__ = ["PackageWatch", "Pipeline"]
+
+
+class PackageWatch(Protocol):
+    """Notices that packages have changed since they were imported."""
+
+    def look(self, emit: Emit) -> None:
+        """Looks whether they are current, and tells whose call notices that they are not."""
+
+    def note(self) -> None:
+        """Takes down what a call has imported."""
+
+
+class Pipeline:
+    """Answers calls; safe from any thread, as many at once as there are threads.
+
+    Attributes:
+        decisions: what was built, and why.
+        shelf: what is kept on disk; None where nothing is.
+        shortage: what is done when the device has no room.
+        precautions: which calls are run alone, or not at all.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        executables: Executables,
+        maker: Maker,
+        admission: Admission,
+        counters: Counters,
+        shortage: Shortage,
+        shelf: Shelf | None = None,
+        packages: PackageWatch | None = None,
+    ) -> None:
+        self.functions = functions
+        self.executables = executables
+        self.admission = admission
+        self.counters = counters
+        self.shelf = shelf
+        self.decisions = Decisions(shelf)
+        self._maker = maker
+        self.shortage = shortage
+        self._packages = packages
+        self.precautions = Precautions(admission)
+        self._execution = Execution(functions, executables, shortage, maker.discard)
+        self._turns = Turns()
+        self._devices = Devices()
+        self._are_several = len(self._devices) > 1
+
+    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
+        """What is known about such calls of sessions there: with an executable, they are warm."""
+        return self.executables.plan(key, skeleton, device)
+
+    def answer(self, call: Call, plan: Plan | None = None) -> Reply:
+        """Runs a call to its end; never raises.
+
+        Args:
+            call: the request.
+            plan: what `plan` returned for it, to spare a second look.
+        """
+        return self.start(call, plan)()
+
+    def start(self, call: Call, plan: Plan | None = None) -> Finish:
+        """Starts a call; the device may still be at work when this returns. Never raises.
+
+        Args:
+            call: the request.
+            plan: what `plan` returned for it, to spare a second look.
+
+        Returns:
+            What waits for the end; to be called once.
+        """
+        try:
+            try:
+                if plan is not None and plan.executable is not None and _is_plain(call):
+                    return self._warm(call, plan, plan.executable)
+                return self._cold(call)
+            except Elsewhere:
+                return self._cold(call)
+            except BrokenProgram:
+                return self._cold(call)  # which makes it anew, whatever lies on disk
+        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
+            reply = self._failed(call, error)
+            return lambda: reply
+
+    def _failed(self, call: Call, error: BaseException) -> Reply:
+        self.counters.add(call.session.counts, calls=1, failed_calls=1)
+        failure = describe_failure(error)
+        if call.stay is None:
+            return (FAILED, failure), ()
+        if call.holdings is not None:
+            call.holdings.own.fail(call.stay.number, failure)
+        return (FAILED, failure, pack_numbers(call.given_up)), ()
+
+    def gave_up(self, call: Call) -> Reply:
+        """The reply to a call for which nobody waits any more."""
+        failure = describe_failure(call.interest.error or Cancelled("nobody waits for the call."))
+        self.admission.look()
+        if call.stay is None:
+            return (FAILED, failure), ()
+        if call.holdings is not None:
+            call.holdings.own.fail(call.stay.number, failure)
+        given = call.given if call.interest.phase == "running" else ()
+        return (FAILED, failure, pack_numbers(tuple(given))), ()
+
+    def _too_late(self, run: Run) -> Reply:
+        """Of a call that is over when its client has been told that it was given up."""
+        run.undo()
+        return self.gave_up(run.call)
+
+    def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
+        running = self.admission.enter(
+            executable.name, call.deadline, call.interest, inside=call.inside
+        )
+        try:
+            if self._are_several:
+                leaves = _placed_leaves(call, plan, executable)
+            else:
+                leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+            finish = self._started(Run(call, executable, leaves), running, self._count_hit)
+            executable.starts_in(time.monotonic() - running.started)
+            return finish
+        except BaseException:
+            self.admission.leave(running)
+            raise
+
+    def _count_hit(self, run: Run, seconds: float) -> None:
+        if run.executable.serial not in run.call.session.met:
+            self._meet(run.call.session, run.executable)
+        ran_s = seconds if run.call.interest is EVER else 0.0  # else counted with others
+        self.counters.hit(ran_s, run.call.session.counts)
+
+    def _cold(self, call: Call) -> Finish:
+        if self._packages is not None:
+            self._packages.look(call.emit)
+        try:
+            try:
+                return self._admitted(call, self.precautions.admit(call))
+            except Suspected:
+                return self._admitted(call, self.precautions.admit_alone(call))
+        finally:
+            if self._packages is not None:
+                self._packages.note()
+
+    def _admitted(self, call: Call, running: Running) -> Finish:
+        try:
+            try:
+                return self._found(call, running)
+            except FunctionReplaced:
+                return self._found(call, running)
+        except BaseException:
+            self.admission.leave(running)
+            raise
+
+    def _found(self, call: Call, running: Running) -> Finish:
+        """Finds or makes the executable, and runs it."""
+        function = self._function(call, running)
+        call.device = self._devices.of(function.options.device, call.session.device)
+        layout = self.executables.layout(call.key, call.skeleton, call.session.device)
+        donated = donated_leaves(layout, function.options, function.parameters)
+        with placed(call.device):
+            leaves = call.leaves(layout, donated)
+        arguments = build_arguments(layout, leaves, function.statics)
+        order = Commission(
+            self._maker, self.shortage, self.decisions, function, call, arguments, layout
+        )
+        make = order.make  # as long as this is held, what it makes is not dropped
+        executable = self.executables.obtain(
+            function,
+            call.skeleton,
+            layout,
+            arguments,
+            make,
+            order.waiting,
+            order.move,
+            Seat(call.device, call.session.device, call.interest, call.session.id),
+        )
+        made = order.made
+        self._meet(call.session, executable, made)
+        if call.warm_only:
+            self.admission.leave(running)
+            report = self._report(executable, made)
+            return lambda: report
+        call.interest.enter("running")
+        call.interest.check()  # in this order: who gives it up sees that it runs, or we see that
+        run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
+        own, hits = call.session.counts, 0 if made else 1
+        return self._started(
+            run, running, lambda *_: self.counters.add(own, calls=1, executable_hits=hits)
+        )
+
+    def _started(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Finish:
+        run.executable.hold()
+        try:
+            if run.executable.calls_python:
+                self.precautions.write_down(running, run.call)
+                self._turns.start(run, self._execution.dispatch)
+            else:
+                self._execution.dispatch(run)
+        except BaseException:
+            run.executable.release()
+            raise
+        return lambda: self._finished(run, running, count)
+
+    def _finished(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Reply:
+        try:
+            try:
+                reply = self._execution.deliver(run)
+            finally:
+                run.executable.release()
+                self.admission.leave(running)
+                if run.executable.calls_python:
+                    self._turns.end(run)
+            seconds = time.monotonic() - running.started
+            run.executable.took(seconds)
+            count(run, seconds)
+            return self._too_late(run) if run.call.interest.is_settled else reply
+        except BrokenProgram:
+            return self.start(run.call)()  # which makes it anew, whatever lies on disk
+        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
+            reply = self._failed(run.call, error)  # first: who uses its values learns why not
+            run.undo()
+            return reply
+
+    def _function(self, call: Call, running: Running) -> Function:
+        function = self.functions.obtain(call.key, call.source)
+        self.precautions.examine(running, call, function)
+        refuse_or_warn(function.differences, call.emit, strict=call.strict)
+        if function.doubt is not None:
+            call.emit("warning", {"function": function.name, "text": function.doubt})
+        return function
+
+    def _meet(self, session: Client, executable: Executable, made: Made | None = None) -> None:
+        """Counts what a client process is spared, the first time that it uses an executable."""
+        if executable.serial in session.met:
+            return
+        session.met.add(executable.serial)
+        self.decisions.acquaintances.note(session.principal, executable.key)
+        if made is None:
+            saved = executable.costs.build_s
+        elif made.verdict == "load":
+            saved = max(0.0, executable.costs.build_s - executable.costs.paid_s)
+        else:
+            return
+        executable.saved_s += saved
+        self.counters.add(session.counts, saved_s=saved)
+
+    def _report(self, executable: Executable, made: Made | None) -> Reply:
+        """What became of a call to warm up, once the program is on disk."""
+        if self.shelf is not None:
+            self.shelf.flush()
+        verdict = made.verdict if made else "hit"
+        seconds = executable.costs.paid_s if made else 0.0
+        name = executable.kept_as
+        kept = self.shelf is not None and bool(name) and self.shelf.has(name)
+        report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
+        return (OK, json.dumps(report), executable.form.skeleton), ()
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether all it wants is a result: what was warm before may not do for one that is strict."""
+    return not (call.strict or call.warm_only or call.lost)
+
+
+def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
+    """The leaves of a warm call as its executable takes them, where there are several devices.
+
+    Raises:
+        Elsewhere: when some were put somewhere, and not where those were that it was made for.
+    """
+    with placed(executable.device):
+        leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
+    if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
+        raise Elsewhere
+    return leaves

@@ -1,0 +1,289 @@
+"""What a lowered program is, read off jax's private names: its name, and its results' types.
+
+The other half of `jax_programs`, from which everything here is to be imported.
+Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxlib.mlir import ir
+
+from jaxd_protocol.jit.options import Options
+
+__all__ = [
+    "Obstacle",
+    "OutLeaf",
+    "device_ids",
+    "has_effects",
+    "in_structure",
+    "note_own",
+    "out_leaves",
+    "program_id",
+]
+
+Obstacle = Literal["callbacks", "effects", "constants", "references", "targets", "types", "unknown"]
+"""Why a program can be neither shared nor kept.
+
+Host callbacks, debug prints among them; other effects; constants that are passed as arguments;
+mutable references; calls of native code that is not jaxlib's own; element types that are not jax's
+own; and whatever this version of jax does not let us see.
+"""
+
+_COMPILERS_TARGETS: Final = frozenset(
+    {
+        "AllocateBuffer",
+        "LayoutConstraint",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "Sharding",
+        "__gpu$xla.gpu.triton",
+        "annotate_device_placement",
+        "mhlo.topk",
+        "mosaic_gpu_v2",
+        "tpu_custom_call",
+    }
+)
+"""Custom calls that XLA itself understands: what they do stands in the program."""
+
+_POINTERS: Final = frozenset({"CustomSPMDPartitioning", "tf.call_tf_function"})
+"""Custom calls that hold pointers into this process, as those of callbacks do."""
+
+_own_targets: Final[set[str]] = set(_COMPILERS_TARGETS)
+_own_keys: Final = {"threefry2x32", "rbg", "unsafe_rbg"}
+"""Native code, and PRNG implementations. `note_own` adds, before any client's code runs."""
+
+
+class OutLeaf(NamedTuple):
+    """One array of a result.
+
+    Attributes:
+        shape: its shape, for keys that of the array of keys.
+        dtype: its dtype, for keys jax's own.
+        weak_type: whether it gives way to the dtypes that it meets.
+        impl: the PRNG implementation of keys; None for anything else.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    impl: str | None
+
+
+def note_own() -> None:
+    """Takes for jax's own what native code and PRNGs are registered now; starts the backend."""
+    _own_targets.update(name for name in _targets() if not _holds_pointers(name))
+    try:
+        from jax._src.random import prng
+
+        _own_keys.update(prng.prngs)
+    except (AttributeError, ImportError):
+        pass  # then these are all
+
+
+def _holds_pointers(target: str) -> bool:
+    return target in _POINTERS or "callback" in target
+
+
+def program_id(lowered: jax.stages.Lowered, options: Options) -> tuple[bytes, Obstacle | None]:
+    """Sixteen bytes that name the program, equal for equal programs in every process.
+
+    The names of the function and of what is in its result do not count. Everything that decides
+    what is computed from which leaves, where, and of what type the results are does, as do the
+    settings in `options.config`.
+
+    Returns:
+        The name, and what keeps the program from being shared and kept. With an obstacle the name
+        is random, so that it is never equal to another's.
+    """
+    obstacle: Obstacle | None
+    try:
+        obstacle = _obstacle(lowered)
+        if obstacle is None:
+            return _digest(lowered, options), None
+    except Exception:  # noqa: BLE001 - whatever a newer jax does here must not fail the call
+        obstacle = "unknown"
+    return os.urandom(16), obstacle
+
+
+def in_structure(lowered: jax.stages.Lowered) -> Any:
+    """The structure of `(args, kwargs)` without statics, to which calls have to flatten."""
+    return lowered.in_tree
+
+
+def has_effects(lowered: jax.stages.Lowered) -> bool:
+    """Whether it calls back for an effect, as `jax.debug.print` and `io_callback` do."""
+    try:
+        facts = lowered._lowering.compile_args
+        return bool(facts["ordered_effects"] or facts["unordered_effects"])
+    except (AttributeError, KeyError):
+        return True  # which costs no more than time
+
+
+def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:
+    """The devices that it will run on, in their order; what `load` asks for.
+
+    Raises:
+        AttributeError: when it is no lowered program.
+    """
+    devices = getattr(lowered._lowering, "_device_list", None)
+    return tuple(device.id for device in devices or jax.devices()[:1])
+
+
+def out_leaves(lowered: jax.stages.Lowered) -> list[OutLeaf]:
+    """What the result is made of, in the order of its leaves."""
+    return [
+        OutLeaf(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)), _impl(aval))
+        for aval in _out_avals(lowered)
+    ]
+
+
+def _out_avals(lowered: Any) -> list[Any]:
+    try:
+        return list(lowered._lowering.compile_args["global_out_avals"])
+    except (AttributeError, KeyError):
+        return list(jax.tree.leaves(lowered.out_info))  # which does not say what is weak
+
+
+def _obstacle(lowered: Any) -> Obstacle | None:
+    facts = lowered._lowering.compile_args
+    types = _in_types(facts) + facts["global_out_avals"]
+    if facts["host_callbacks"] or facts["keepalive"]:
+        return "callbacks"
+    if facts["mut"]:
+        return "references"
+    if facts["ordered_effects"] or facts["unordered_effects"]:
+        return "effects"
+    if lowered._lowering.const_args:
+        return "constants"
+    if not all(_is_ordinary(aval) for aval in types):
+        return "types"
+    if not _is_ours_to_load(lowered._lowering):
+        return "unknown"
+    return "targets" if _called_targets(lowered) - _own_targets else None
+
+
+def _is_ours_to_load(lowering: Any) -> bool:
+    """Whether it is for the default backend, and compiled once and for all."""
+    facts = lowering.compile_args
+    is_final = facts["pgle_profiler"] is None and not facts["shape_poly_state"].uses_dim_vars
+    return is_final and facts["backend"] is jax.devices()[0].client
+
+
+def _in_types(facts: Any) -> list[Any]:
+    """Those of all arguments, the unused ones included, and those of the ones that are used."""
+    return [*facts["all_args_info"].in_avals, *facts["global_in_avals"]]
+
+
+def _is_ordinary(aval: Any) -> bool:
+    if aval.is_high or type(aval).__name__ != "ShapedArray":
+        return False
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended) or _impl(aval) in _own_keys
+
+
+def _impl(aval: Any) -> str | None:
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return str(aval.dtype._impl.name) if is_key else None
+
+
+def _called_targets(lowered: Any) -> set[str]:
+    """The native code that the program calls, by name."""
+    names: set[str] = set()
+
+    def note(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            names.add(str(operation.attributes["call_target_name"].value))
+        return ir.WalkResult.ADVANCE
+
+    lowered.compiler_ir("stablehlo").operation.walk(note)
+    return names
+
+
+def _digest(lowered: Any, options: Options) -> bytes:
+    lowering = lowered._lowering
+    facts = lowering.compile_args
+    rest = (
+        1,  # to be raised when this function changes
+        sorted(facts["kept_var_idx"]),
+        list(lowering._donated_invars),
+        [_type(aval) for aval in _in_types(facts)],
+        [_type(aval) for aval in facts["global_out_avals"]],
+        [_place(sharding) for sharding in facts["in_shardings"]],
+        [_place(sharding) for sharding in facts["out_shardings"]],
+        [_place(sharding) for sharding in facts["intermediate_shardings"]],
+        [str(layout) for layout in (*facts["in_layouts"], *facts["out_layouts"])],
+        (str(facts["context_mesh"]), facts["committed"], facts["tuple_args"]),
+        ([device.id for device in lowering._device_list], list(lowering._platforms)),
+        list(lowering._compiler_options_kvs),
+        (options.compiler_options, options.config),
+    )
+    digest = hashlib.blake2b(repr(rest).encode(), digest_size=16)
+    digest.update(_canonical(lowered))
+    return digest.digest()
+
+
+def _type(aval: Any) -> tuple[Any, ...]:
+    kind = (aval.shape, str(aval.dtype), aval.weak_type)  # for keys, the dtype says which
+    return (*kind, str(aval.sharding), str(aval.memory_space))
+
+
+def _place(sharding: Any) -> tuple[str, list[int]]:
+    return str(sharding), [device.id for device in getattr(sharding, "_device_assignment", ())]
+
+
+def _canonical(lowered: Any) -> bytes:
+    """The module without what only people read: locations, its name, names in the result."""
+    from jax._src import cache_key
+
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        try:
+            operation = module.operation.clone(ip=False)
+        except TypeError:  # jax 0.10
+            operation = module.operation.clone()
+        operation.attributes["sym_name"] = ir.StringAttr.get("program")
+        _forget_result_names(operation)
+        return _bytecode(cache_key, operation)
+
+
+def _bytecode(cache_key: Any, operation: Any) -> bytes:
+    """As jax does it for the key of its own cache."""
+    if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
+        return bytes(cache_key._canonicalize_ir(operation, cache_key.IgnoreCallbacks.NO))
+    return bytes(cache_key._canonicalize_ir(operation, ignore_custom_partitioning=False))
+
+
+def _forget_result_names(module: Any) -> None:
+    for function in module.regions[0].blocks[0].operations:
+        if "res_attrs" in function.attributes:
+            function.attributes["res_attrs"] = ir.ArrayAttr.get(
+                [_without_name(attributes) for attributes in function.attributes["res_attrs"]]
+            )
+
+
+def _without_name(attributes: Any) -> Any:
+    named = {entry.name: entry.attr for entry in attributes if entry.name != "jax.result_info"}
+    return ir.DictAttr.get(named)
+
+
+def _targets() -> Iterator[str]:
+    """The native code that is registered now, and what jax's own export trusts."""
+    try:
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
+
+        for platform in ("cpu", "CUDA", "ROCM", jax.default_backend()):
+            yield from xla_client.custom_call_targets(platform)
+    except (AttributeError, ImportError):
+        pass  # each program that calls any is then on its own
+    try:
+        from jax._src.export import _export
+
+        yield from _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
+    except (AttributeError, ImportError):
+        pass

@@ -1,0 +1,158 @@
+"""Lowered programs on their way from the process that traced them to the one that compiles them.
+
+jax has no public way to write a lowered program down without losing what decides how it is called
+(weak types, unused arguments, donation, shardings). So this writes its parts: the program itself as
+StableHLO bytecode, and what jax has noted beside it, with devices by their numbers. The structure
+of arguments and results stays behind: what arrives takes and returns plain lists of arrays.
+
+Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered_transfer.py.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, Final
+
+import jax
+from jaxlib import xla_client
+from jaxlib.mlir import ir
+
+from jaxd_protocol.jit.options import Options
+from jaxd_server.jax_compat.lowered import Obstacle, program_id
+
+__all__ = [
+    "NotHandedOver",
+    "pack_lowered",
+    "sample",
+    "understands",
+    "unpack_lowered",
+    "work_in_memory",
+]
+
+
+class NotHandedOver(Exception):
+    """A lowered program that only the process that lowered it can compile; the text says why."""
+
+
+_PARTS: Final = (
+    "_name",
+    "_donated_invars",
+    "_platforms",
+    "_compiler_options_kvs",
+    "_device_list",
+)
+
+
+def work_in_memory() -> None:
+    """Has jax keep nothing on disk: what a tracer compiles is only what is computed meanwhile."""
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
+def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) -> bytes:
+    """The bytes from which `unpack_lowered` makes the program again in another process.
+
+    That process has to be of the same user, with the same jax and devices.
+
+    Args:
+        lowered: what jax made of a function.
+        obstacle: what `program_id` said of it.
+
+    Raises:
+        NotHandedOver: when it holds what is only in this process, such as a host callback, or
+            when this version of jax has moved what has to be written.
+    """
+    if obstacle is not None:
+        raise NotHandedOver(obstacle)
+    try:
+        lowering: Any = lowered._lowering
+        parts = {name: getattr(lowering, name) for name in _PARTS}
+        leaves = tuple(jax.tree.leaves(lowered.args_info))
+        outputs = len(lowering.compile_args["global_out_avals"])
+        file = io.BytesIO()
+        pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
+        pickler.dump((_bytecode(lowering), parts, lowering.compile_args, leaves, outputs))
+    except Exception as error:  # whatever a newer jax raises, and what cannot be pickled
+        raise NotHandedOver(f"{type(error).__name__}: {error}") from error
+    return file.getvalue()
+
+
+def unpack_lowered(data: bytes) -> jax.stages.Lowered:
+    """The program that `pack_lowered` wrote, to be compiled here; flat, as the ones on disk.
+
+    Args:
+        data: what another process of this server wrote: reading it can run code.
+
+    Raises:
+        NotHandedOver: when it cannot be read here.
+    """
+    from jax._src.interpreters import pxla
+
+    try:
+        bytecode, parts, facts, leaves, outputs = _Unpickler(io.BytesIO(data)).load()
+        lowering = pxla.MeshComputation(
+            parts["_name"],
+            _parsed(bytecode),
+            [],  # constants are an obstacle
+            parts["_donated_invars"],
+            parts["_platforms"],
+            parts["_compiler_options_kvs"],
+            parts["_device_list"],
+            **facts,
+        )
+        structure = jax.tree.structure([0] * outputs)
+        return jax.stages.Lowered(lowering, (leaves, {}), structure, no_kwargs=True)
+    except Exception as error:  # whatever a newer jax raises
+        raise NotHandedOver(f"{type(error).__name__}: {error}") from error
+
+
+def sample() -> tuple[bytes, bytes]:
+    """A small program as it is handed over, and its name: for the other end to try out.
+
+    Raises:
+        NotHandedOver: when this version of jax hands none over.
+    """
+    lowered = jax.jit(lambda a, b: {"sum": a + b, "twice": 2 * a}).lower(1.0, 2)
+    name, obstacle = program_id(lowered, Options())
+    return pack_lowered(lowered, obstacle), name
+
+
+def understands(data: bytes, name: bytes) -> bool:
+    """Whether a program that another process packed is the same program here."""
+    try:
+        return program_id(unpack_lowered(data), Options()) == (name, None)
+    except NotHandedOver:
+        return False
+
+
+def _bytecode(lowering: Any) -> bytes:
+    file = io.BytesIO()
+    lowering.stablehlo().operation.write_bytecode(file=file)
+    return file.getvalue()
+
+
+def _parsed(bytecode: bytes) -> ir.Module:
+    from jax.interpreters import mlir
+
+    with mlir.make_ir_context():
+        return ir.Module.parse(bytecode)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes devices by their numbers, and the backend as that of the reader."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, xla_client.Device):
+            return value.id
+        return "client" if isinstance(value, xla_client.Client) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds devices and backend in this process."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._devices = {device.id: device for device in jax.devices()}
+
+    def persistent_load(self, pid: Any) -> Any:
+        return jax.devices()[0].client if pid == "client" else self._devices[pid]

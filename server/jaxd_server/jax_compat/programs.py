@@ -1,0 +1,297 @@
+"""The private names of jax around lowered and compiled programs, with those in `jax_lowered`.
+
+A program is *flat* here: it takes the leaves of the arguments and returns a list of leaves, so that
+no class of a user's is needed to load it or to run it. Where a name has moved in a newer jax,
+programs are neither shared nor kept, and run the public way: `prepare` says so, and no call fails.
+
+Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_programs.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+
+from jaxd_protocol.jit.options import Options
+from jaxd_server.jax_compat.lowered import (
+    Obstacle,
+    OutLeaf,
+    device_ids,
+    has_effects,
+    in_structure,
+    note_own,
+    out_leaves,
+    program_id,
+)
+from jaxd_server.runtime.logs import log_event
+
+__all__ = [
+    "Flat",
+    "NotSerializable",
+    "Obstacle",
+    "OutLeaf",
+    "begin_loading",
+    "compile_flat",
+    "device_bytes",
+    "device_ids",
+    "has_effects",
+    "in_structure",
+    "is_nan_error",
+    "is_out_of_memory",
+    "is_runtime_error",
+    "load",
+    "out_leaves",
+    "outputs_of",
+    "prepare",
+    "program_id",
+    "run_bytes",
+    "serialize",
+    "wait_for_effects",
+]
+
+Flat = Callable[..., list[Any]]
+
+_MUCH: Final = 256 << 20
+"""A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
+
+
+class NotSerializable(Exception):
+    """This program, or any with this version of jax, cannot be written or read."""
+
+
+_missing: Final[set[str]] = set()
+"""What `prepare` found to be impossible with this version of jax."""
+
+
+def prepare() -> tuple[str, ...]:
+    """To be called once at the worker's start, before any client's code runs; starts the backend.
+
+    Notes which native code is jaxlib's own, and tries everything out with a small program.
+
+    Returns:
+        What cannot be done with this version of jax, of "flat", "keep" and "share"; also logged.
+    """
+    note_own()
+    _missing.clear()
+    _missing.update(_self_test())
+    cannot = tuple(sorted(_missing))
+    if cannot:
+        log_event("jax_programs_limited", level=logging.WARNING, cannot=cannot, jax=jax.__version__)
+    return cannot
+
+
+def compile_flat(lowered: jax.stages.Lowered) -> Flat:
+    """Compiles it for calls with the leaves of `(args, kwargs)` without statics, unused ones too.
+
+    Raises:
+        Exception: whatever the compiler raises.
+    """
+    compiled = lowered.compile()
+    if "flat" in _missing:
+        return _Plain(compiled)
+    try:
+        return _flat(compiled)
+    except (AttributeError, TypeError, ValueError):
+        return _Plain(compiled)
+
+
+def serialize(program: Flat) -> bytes:
+    """The bytes from which `load` makes the program again, in this process or another.
+
+    Raises:
+        NotSerializable: when jax cannot write it.
+    """
+    if "keep" in _missing:
+        raise NotSerializable(
+            f"jax {jax.__version__} cannot write programs in a way that jaxd knows."
+        )
+    if not isinstance(program, jax.stages.Compiled):
+        raise NotSerializable("it does not take plain arrays.")
+    try:
+        return bytes(serialize_executable.serialize(program)[0])
+    except Exception as error:  # jax refuses with errors of any type
+        raise NotSerializable(f"{type(error).__name__}: {error}") from error
+
+
+def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat:
+    """The program that `serialize` wrote, without tracing, lowering or compiling.
+
+    `prepare` has to have been called in this process.
+
+    Args:
+        data: what this server wrote; whoever can change it can run code here.
+        inputs: the number of leaves that it takes, unused ones included.
+        outputs: the number of leaves that it returns.
+        devices: the ids of those that it was compiled for, in their order.
+
+    Raises:
+        NotSerializable: when this version of jax cannot load any.
+        Exception: whatever jax raises when this one cannot be loaded here.
+    """
+    begin_loading(data)
+    known = {device.id: device for device in jax.devices()}
+    program: Flat = serialize_executable.deserialize_and_load(
+        data,
+        jax.tree.structure(((0,) * inputs, {})),
+        jax.tree.structure([0] * outputs),
+        execution_devices=[known[number] for number in devices],  # the default is all of them
+    )
+    return program
+
+
+def begin_loading(data: bytes) -> None:
+    """To be called before a program is loaded in any way.
+
+    Raises:
+        NotSerializable: when this version of jax cannot load any.
+    """
+    if "keep" in _missing:
+        raise NotSerializable(
+            f"jax {jax.__version__} cannot load programs in a way that jaxd knows."
+        )
+    if _LAPACK in data:
+        _initialize_lapack()
+
+
+def device_bytes(program: Flat) -> int:
+    """Bytes of its code and constants on the device; 0 where jax does not say, as on a CPU."""
+    try:
+        analysis = program.memory_analysis()  # type: ignore[attr-defined]
+        return max(0, int(analysis.generated_code_size_in_bytes))
+    except Exception:  # noqa: BLE001 - a number for people, and backends refuse in many ways
+        return 0
+
+
+def outputs_of(program: Flat) -> int:
+    """The number of leaves that a program returns which `serialize` can write."""
+    compiled: Any = program
+    return int(compiled.out_tree.num_leaves)
+
+
+def run_bytes(program: Flat) -> int:
+    """Bytes of the machine's memory that a call takes beside its arguments, where that is much.
+
+    0 where it is little, where jax does not say, and where the device has memory of its own: that
+    refuses what it has no room for, whereas a system gives more than it has, and ends who uses it.
+    """
+    if jax.default_backend() != "cpu":
+        return 0
+    try:
+        found = program.memory_analysis()  # type: ignore[attr-defined]
+        taken = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    except Exception:  # noqa: BLE001  as above
+        return 0
+    return int(taken) if taken >= _MUCH else 0
+
+
+def is_nan_error(error: BaseException) -> bool:
+    """Whether a program found a NaN or an infinity because jax was told to look for them."""
+    return type(error).__name__ == "InternalFloatingPointError"
+
+
+def is_runtime_error(error: BaseException) -> bool:
+    """Whether XLA failed to run a program."""
+    return isinstance(error, jax.errors.JaxRuntimeError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no room for what a program needs."""
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return False
+    first_line = str(error).partition("\n")[0]
+    return first_line.startswith("RESOURCE_EXHAUSTED") or ": RESOURCE_EXHAUSTED:" in first_line
+
+
+def wait_for_effects(arrays: Sequence[Any]) -> None:
+    """Waits until a program is done that this thread has started, and all that it called back.
+
+    Raises:
+        Exception: when it has no results, and something that it called failed. Else whoever reads
+            a result is told.
+    """
+    try:
+        jax.block_until_ready(arrays)
+    except Exception:  # noqa: BLE001  see above
+        with suppress(Exception):
+            jax.effects_barrier()
+    else:
+        jax.effects_barrier()
+
+
+class _Plain:
+    """A flat program by public names only: slower, and never kept."""
+
+    def __init__(self, compiled: jax.stages.Compiled) -> None:
+        self._compiled = compiled
+        self.memory_analysis = compiled.memory_analysis
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(self._compiled.in_tree, leaves)
+        return jax.tree.leaves(self._compiled(*args, **kwargs))
+
+
+def _flat(compiled: Any) -> Flat:
+    """The same executable with flat trees around it; jax's fast path stays as it was."""
+    if compiled._params.is_high:
+        return _Plain(compiled)  # its arguments are more than arrays
+    return jax.stages.Compiled(
+        compiled._executable,
+        compiled._params.const_args,
+        (tuple(jax.tree.leaves(compiled.args_info)), {}),
+        jax.tree.structure([0] * compiled.out_tree.num_leaves),
+        no_kwargs=True,
+    )
+
+
+def _self_test() -> set[str]:
+    """What does not work here, tried out with a small program."""
+    leaves = (np.zeros(2, np.float32), np.ones(2, np.int32))
+    lowered = jax.jit(lambda a, b: {"b": b + 1, "a": a * 2}).lower(*leaves)
+    renamed = jax.jit(lambda x, y: {"y": y + 1, "x": x * 2}).lower(*leaves)
+    name, obstacle = program_id(lowered, Options())
+    is_shared = obstacle is None and name == program_id(renamed, Options())[0]
+    cannot: set[str] = set() if is_shared else {"share"}
+    try:
+        program = _flat(lowered.compile())
+        _check(program(*leaves))
+    except Exception:  # noqa: BLE001 - whatever a newer jax raises
+        return cannot | {"flat", "keep"}
+    try:
+        _find_lapack()
+        _check(load(serialize(program), 2, 2, device_ids(lowered))(*leaves))
+    except Exception:  # noqa: BLE001 - the same
+        return cannot | {"keep"}
+    return cannot
+
+
+def _check(results: list[Any]) -> None:
+    if [np.asarray(result).tolist() for result in results] != [[0.0, 0.0], [2, 2]]:
+        raise ValueError("a flat program gives other results than the function.")
+
+
+_LAPACK: Final = b"lapack"
+"""Part of the name of each of its functions, which stands in the programs that call it."""
+
+
+@functools.cache
+def _initialize_lapack() -> None:
+    """Finds LAPACK's functions, which jax does only when it traces a call of one.
+
+    A loaded program that calls one that was not found ends the process. Imports scipy, which takes
+    a tenth of a second.
+    """
+    _find_lapack()()
+
+
+def _find_lapack() -> Callable[[], None]:
+    from jaxlib import lapack
+
+    initialize: Callable[[], None] = lapack._lapack.initialize  # type: ignore[attr-defined]
+    return initialize

@@ -1,0 +1,269 @@
+"""The process at the door, where each principal has a worker of its own: lets in, hands over.
+
+It imports no jax and runs nothing of a client's. Started by the host as a worker is, with one JSON
+argument; when it dies the host starts another one, and the workers do not notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final
+
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
+from jaxd_protocol.network.accounts import Account
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import refuse
+from jaxd_protocol.network.versions import peer_uid
+from jaxd_server.auth.acceptor import Admits, Reception
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.authenticator import Admitted, Doormen
+from jaxd_server.auth.connected_accounts import Visitors
+from jaxd_server.auth.handover import hand_over
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.gateway.tls_proxy import relay
+from jaxd_server.runtime import logs
+from jaxd_server.runtime.child_process import die_with_the_parent
+from jaxd_server.runtime.json_lines import Tether
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.memory import allow_files
+
+__all__ = ["Door", "Gate", "main"]
+
+_LOOK_S: Final = 0.5
+_DECISION_S: Final = 30.0
+"""The host has much to do only when it starts a process."""
+
+
+def main() -> None:
+    """Lets clients in until the host says that there are to be no more, or dies."""
+    argument = json.loads(sys.argv[1])
+    options = ServerOptions.from_json(argument["options"])
+    logs.configure(options.log_format, "door")
+    die_with_the_parent()
+    allow_files(2 * options.max_connections)  # of a relayed client, one for either side
+    door = Door(options)
+    tether = Tether(
+        socket.socket(fileno=argument["tether_fd"]),
+        door.status,
+        door.stopping.set,
+        lambda: os._exit(1),
+        door.obey,
+    )
+    door.open(tether, argument["listeners"])
+    tether.tell({"event": "ready"})
+    door.watch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Door:
+    """All gates of a server, and what they ask the host.
+
+    Args:
+        options: what the server was told.
+
+    Attributes:
+        stopping: set when nobody else is to be let in.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.stopping = threading.Event()
+        self._options = options
+        self._accounts = Accounts(options)
+        self._visitors = Visitors(self._accounts)
+        self._tether: Tether | None = None
+        self._gates: list[Gate] = []
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[Mapping[str, Any]]] = {}
+        self._here: Counter[str] = Counter()
+        self._told: dict[str, str] | None = None  # what the host takes the tokens to be
+        self._lock = threading.Lock()  # guards the three
+        self._telling = threading.RLock()  # held from a look at the tokens until the host is told,
+        # so that what the host hears last is what they were last
+        self._busy_at = time.monotonic()
+
+    def open(self, tether: Tether, listeners: list[dict[str, Any]]) -> None:
+        """Lets clients in from now on."""
+        self._tether = tether
+        self._tell_of_accounts()
+        doormen = Doormen(self._options, self._accounts)
+        for listener in listeners:
+            address = Address.parse(listener["address"])
+            gate = Gate(socket.socket(fileno=listener["fd"]), address, doormen.at(address), self)
+            gate.start_in_thread()
+            self._gates.append(gate)
+
+    def watch(self) -> None:
+        """Looks whether anybody has lost the right to be here; returns when all have gone."""
+        while not self.stopping.wait(_LOOK_S):
+            self._visitors.look()
+            self._tell_of_accounts()
+        for gate in self._gates:
+            gate.close()
+        while self._here.total():  # workers finish what they do
+            time.sleep(_LOOK_S / 10)
+
+    def status(self) -> dict[str, Any]:
+        """For the host."""
+        here = self._here.total()
+        idle_s = 0.0 if here else time.monotonic() - self._busy_at
+        return {"running_calls": here, "connections": here, "idle_s": idle_s}
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Takes the host's answer to a question."""
+        with self._lock:
+            waiting = self._asked.pop(order.get("id", 0), None)
+        if waiting is not None:
+            waiting.set_result(order)
+
+    def place_for(self, admitted: Admitted) -> str:
+        """Where the worker of a client listens; the host starts it if need be.
+
+        Raises:
+            Busy: when there are as many workers as there may be.
+            NoServer: when it cannot be started.
+            AuthenticationFailed: when the client's account was taken away meanwhile.
+        """
+        self._busy_at = time.monotonic()
+        account = admitted.account
+        found = self._ask(admitted.principal, account)
+        self._prove_stays(account)
+        match found:
+            case {"path": str(path)}:
+                return path
+            case {"busy": str(text), "retry_after_s": float(seconds)}:
+                raise Busy(text, seconds)
+        raise NoServer(str(found.get("refused", "the server does not say where to go.")))
+
+    @contextmanager
+    def attending(self, principal: str) -> Iterator[None]:
+        """Counts a client that keeps the door busy: for a moment, or while its words are passed on.
+
+        Raises:
+            Busy: when one principal has as many as it may, of those that there may be.
+        """
+        limit = max(1, int(self._options.max_connections * self._options.call_share))
+        with self._lock:
+            if self._here[principal] >= limit:
+                raise Busy(
+                    f"{limit} clients of yours are coming in, or are here over TLS, which is your "
+                    "share of --max-connections. Close some, or connect later."
+                )
+            self._here[principal] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._here[principal] -= 1
+                if not self._here[principal]:
+                    del self._here[principal]
+            self._busy_at = time.monotonic()
+
+    @property
+    def visitors(self) -> Visitors:
+        """Those who came in with an account and are still here."""
+        return self._visitors
+
+    @property
+    def most_clients(self) -> int:
+        """That may be here at the same time."""
+        return self._options.max_connections
+
+    def _prove_stays(self, account: Account | None) -> None:
+        if account is not None and not self._accounts.may_stay(account):
+            self._tell_of_accounts(again=True)  # the host may have started a worker for it
+            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+
+    def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
+        assert self._tether is not None
+        token = None if account is None else _digest(account)
+        question = {"event": "wanted", "principal": principal, "token": token}
+        answer: Future[Mapping[str, Any]] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._asked[number] = answer
+        try:
+            with self._telling:
+                self._prove_stays(account)  # an old token would end the new one's worker
+                with self._lock:
+                    if self._told is not None and token is not None:
+                        self._told[principal] = token
+                self._tether.tell({**question, "id": number})
+            return answer.result(_DECISION_S)
+        except TimeoutError as error:
+            raise NoServer("the server's host does not answer. See its log.") from error
+        finally:
+            with self._lock:
+                self._asked.pop(number, None)
+
+    def _tell_of_accounts(self, *, again: bool = False) -> None:
+        """Tells the host whose workers may stay: those whose token is as it was."""
+        assert self._tether is not None
+        with self._telling:
+            now = {account.principal: _digest(account) for account in self._accounts.now()}
+            with self._lock:
+                is_known = now == self._told
+                self._told = dict(now)
+            if again or not is_known:
+                self._tether.tell({"event": "accounts", "valid": now})
+
+
+def _digest(account: Account) -> str:
+    """What tells one token of an account from another."""
+    return hashlib.sha256(account.token.encode()).hexdigest()
+
+
+class Gate(Reception):
+    """Where the clients of one listener come in, and are handed over to their workers."""
+
+    def __init__(
+        self, listener: socket.socket, address: Address, doorman: Admits, door: Door
+    ) -> None:
+        super().__init__(listener, address, self, door.most_clients, door.visitors)
+        self._doorman = doorman
+        self._door = door
+
+    def admit(self, sock: socket.socket) -> Admitted:
+        """Lets one peer in; of each user, no more than its share may take their time with it.
+
+        Raises:
+            Busy: when there are as many.
+            Exception: as `Doorman.admit`.
+        """
+        uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
+        if uid is None:
+            return self._doorman.admit(sock)  # strangers are few at a time
+        with self._door.attending(f"uid:{uid} comes in"):
+            return self._doorman.admit(sock)
+
+    def _serve_client(self, admitted: Admitted) -> None:
+        line = admitted.line
+        try:
+            with self._door.attending(admitted.principal):
+                path = self._door.place_for(admitted)
+                with hand_over(path, admitted) as worker:
+                    if not isinstance(line, socket.socket):
+                        relay(line, worker)
+        except JaxdError as error:
+            if admitted.guest is not None:
+                refuse(line, error)
+            raise
+        except OSError as error:
+            log_event("worker_not_reached", principal=admitted.principal, reason=str(error))
+            raise
+
+
+if __name__ == "__main__":
+    main()

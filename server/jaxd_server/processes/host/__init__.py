@@ -1,0 +1,1 @@
+"""The process that never imports jax: opens the listeners, answers the control socket."""

@@ -1,0 +1,188 @@
+"""The process that never imports jax: it opens the doors and keeps a worker behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jaxd_protocol import __version__
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
+from jaxd_server.auth.listen_policy import check_trust
+from jaxd_server.auth.listeners import Listener, listening_on
+from jaxd_server.auth.tls_setup import invitations
+from jaxd_server.cache.directory import cache_root
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.host.control_socket import answering
+from jaxd_server.processes.supervision.quarantine import Part, Quarantine, QuarantineFile
+from jaxd_server.processes.supervision.worker_slot import Post
+from jaxd_server.processes.tenants.directory import root_of_all
+from jaxd_server.processes.tenants.manager import Crew
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["WORKER_COMMAND", "Host", "reap_orphans"]
+
+
+def reap_orphans(own: Collection[int]) -> list[int]:
+    """Collects every child that has ended, except our `own`; returns the process ids.
+
+    Looks before it takes (`WNOWAIT`): the exit code of one of our own belongs to who waits for it.
+    When such a one is found, the rest is left for the call after it was collected.
+    """
+    reaped: list[int] = []
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return reaped
+        if ended is None or ended.si_pid in own:
+            return reaped
+        os.waitpid(ended.si_pid, os.WNOHANG)
+        reaped.append(ended.si_pid)
+
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
+"""`-P`: a `random.py` in the directory where somebody typed `jaxd` is not the library's."""
+
+_SHORTEST_NAP_S = 0.05
+
+
+class Host:
+    """Opens the listeners and the control socket, and has a worker, or several, kept behind them.
+
+    The listeners stay open from one worker to the next: callers in between wait, and are not
+    refused. Everything here runs on one event loop in the main thread.
+
+    Args:
+        options: how to listen and when to stop.
+        worker_command: what is started as worker; it gets one JSON argument.
+    """
+
+    def __init__(
+        self, options: ServerOptions, worker_command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        self._options = options
+        apart = options.worker_per_principal
+        root = root_of_all(options) if apart else cache_root(options.cache_dir)
+        self._kept = QuarantineFile(root, str(options.listen[0]))
+        self._staff: Post | Crew = (
+            Crew(options, worker_command, kept=self._kept)
+            if apart
+            else Post(options, worker_command, quarantine=Quarantine(Part(self._kept)))
+        )
+        self._started_at = time.monotonic()
+        self._listeners: list[Listener] = []
+        self._control = ""
+
+    def run(self) -> int:
+        """Serves until it is told to stop, or was idle for long enough; returns the exit code.
+
+        Call it from the main thread: it handles SIGTERM, SIGINT and SIGCHLD.
+
+        Returns:
+            0 after running calls were finished; 1 when the worker had to be killed.
+
+        Raises:
+            CannotListen: when an address or the control socket cannot be opened.
+            ConfigurationError: when the token file is not usable.
+            ServerStartFailed: when worker after worker ended before it was ready.
+        """
+        return asyncio.run(self._run())
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begins to stop: finishes running calls first, or kills the worker `now`."""
+        self._staff.stop(now=now)
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Replaces the worker; see `Supervisor.restart`."""
+        return await self._staff.restart(force=force)
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, because they have ended workers."""
+        return self._staff.quarantined()
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again, by name or fingerprint; their rows."""
+        return self._staff.release(what)
+
+    async def status(self) -> dict[str, Any]:
+        """The reply of the control socket; waits half a second for a worker, and no longer."""
+        return {"host": self._describe(), **await self._staff.status()}
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self._started_at, 3),
+            "listen": [str(one.address) for one in self._listeners],
+            **self._staff.describe(),
+            "log": self._log_file(),
+        }
+
+    def _log_file(self) -> str | None:
+        """The log beside the control socket, when that is where our stderr goes."""
+        path = os.path.join(os.path.dirname(self._control), "server.log")
+        try:
+            return path if os.path.samestat(os.fstat(2), os.stat(path)) else None
+        except OSError:
+            return None
+
+    async def _run(self) -> int:
+        self._handle_signals()
+        check_trust(self._options)
+        is_shared = bool(self._options.allow_uids)
+        with listening_on(self._options.listen, for_others=is_shared) as listeners:
+            self._listeners = listeners
+            self._control = self._options.control or control_path(listeners[0].address)
+            control = [Address.unix(self._control)]
+            with listening_on(control, beside_others=is_shared) as (door,):
+                for one in listeners:
+                    log_event("listening", address=str(one.address), control=self._control)
+                for line in invitations(self._options, listeners):
+                    print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
+                async with answering(door.socket, self):
+                    code = await self._serve(listeners)
+        self._kept.close()
+        log_event("stopped", exit_code=code)
+        return code
+
+    async def _serve(self, listeners: Sequence[Listener]) -> int:
+        watch = asyncio.create_task(self._watch_idleness())
+        try:
+            return await self._staff.run(listeners, self._control)
+        finally:
+            watch.cancel()
+
+    def _handle_signals(self) -> None:
+        """Always installed: the first process of a container has no default handlers."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        is_second = self._staff.is_stopping
+        log_event("signal", name=number.name, second=is_second or None)
+        self.stop(now=is_second)
+
+    def _on_child(self) -> None:
+        workers = self._staff.processes()
+        for worker in workers:
+            worker.collect()
+        if os.getpid() == 1:
+            reap_orphans({worker.pid for worker in workers})
+
+    async def _watch_idleness(self) -> None:
+        limit_s = self._options.idle_timeout_s
+        while limit_s > 0:
+            idle_s = await self._staff.idle_s()
+            if idle_s >= limit_s:
+                log_event("idle", idle_s=idle_s)
+                self.stop()
+                return
+            await asyncio.sleep(max(limit_s - idle_s, _SHORTEST_NAP_S))

@@ -1,0 +1,1 @@
+"""Keeping one worker alive: start, watch, replace, drain, and quarantine what kills it."""

@@ -1,0 +1,177 @@
+"""Looks at the worker every second: does it answer, is it time for another one?
+
+It is when a worker has served so many calls, has such a size, or such an age. Runs in the host,
+which imports no jax and hangs with nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.supervisor import Supervisor
+from jaxd_server.processes.supervision.untrusted_report import fitting
+from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.worker_process import WorkerProcess
+from jaxd_server.runtime.child_process import ask_for_stacks
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.memory import resident_bytes
+
+__all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state", "reason_to_recycle"]
+
+
+_SETTLED_S: Final = 60.0
+"""A worker that is too large sooner than that would be so again at once."""
+
+
+def reason_to_recycle(
+    options: ServerOptions, status: Mapping[str, Any], ready_s: float, resident_bytes: int
+) -> str:
+    """Why a worker should be replaced now, in words; empty when there is no reason.
+
+    Args:
+        options: what the server was told.
+        status: what the worker says of itself.
+        ready_s: how long it has answered calls.
+        resident_bytes: its memory.
+    """
+    calls, limit = status.get("calls", 0), options.recycle_after_calls
+    if limit and calls >= limit:
+        return f"it has answered {calls:,} calls (--recycle-after-calls {limit})"
+    if options.recycle_after_s and ready_s >= options.recycle_after_s:
+        return f"it is {ready_s:.0f} s old (--recycle-after-s {options.recycle_after_s:g})"
+    limit = options.recycle_above_bytes
+    if limit and resident_bytes >= limit and ready_s >= _SETTLED_S:
+        return f"it has {resident_bytes >> 20:,} MiB of memory (--recycle-above-bytes)"
+    return ""
+
+
+_BEAT_S: Final = 1.0
+_STAND_BY_AFTER_S: Final = 5.0
+_STAND_BY_AT_LAST_S: Final = 60.0
+_TRY_AGAIN_S: Final = 60.0
+
+
+class Heartbeat:
+    """What is done about a worker that goes on, and about one that does not.
+
+    Args:
+        supervisor: has the worker.
+        options: what the server was told.
+    """
+
+    def __init__(self, supervisor: Supervisor, options: ServerOptions) -> None:
+        self._supervisor = supervisor
+        self._options = options
+        self._told: WorkerProcess | None = None  # people were told that this one is stuck
+        self._recycle_again_at = 0.0
+        self._recycling: asyncio.Task[None] | None = None
+
+    async def watch(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001  whatever it is, the next look may be better
+                log_event("heartbeat_failed", level=logging.ERROR)
+
+    async def _look(self) -> None:
+        worker = self._supervisor.worker
+        if worker is None or worker.state != "ready":
+            return
+        if await worker.refresh(PATIENCE_S):
+            self._goes_on(worker)
+        elif self.is_stuck(worker):
+            self._tell_of(worker)
+
+    def is_stuck(self, worker: WorkerProcess) -> bool:
+        """Whether a worker should have said something by now."""
+        return worker.state == "ready" and worker.silent_s >= self._options.stuck_after_s
+
+    def _goes_on(self, worker: WorkerProcess) -> None:
+        if self._told is worker:
+            self._told = None
+            log_event("worker_answers_again", pid=worker.pid)
+        ready_s = worker.ready_s
+        after_s = _STAND_BY_AT_LAST_S if worker.snapshot.get("running_calls") else _STAND_BY_AFTER_S
+        if self._options.keeps_standby and ready_s >= after_s:  # not while it builds, at first
+            self._supervisor.stand_by()
+        if self._recycling is None and time.monotonic() >= self._recycle_again_at:
+            resident = resident_bytes(worker.pid)
+            reason = reason_to_recycle(self._options, worker.snapshot, ready_s, resident)
+            if reason:
+                self._recycling = asyncio.create_task(self._recycle(reason))
+
+    async def _recycle(self, reason: str) -> None:
+        self._recycle_again_at = time.monotonic() + _TRY_AGAIN_S
+        try:
+            outcome = await self._supervisor.restart()
+            refused = outcome.get("refused")
+            log_event(
+                "recycling_refused" if refused else "worker_recycled", reason=reason, why=refused
+            )
+        finally:
+            self._recycling = None
+
+    def _tell_of(self, worker: WorkerProcess) -> None:
+        if self._told is not worker:
+            self._told = worker
+            log_event(
+                "worker_stuck",
+                level=logging.WARNING,
+                pid=worker.pid,
+                silent_s=round(worker.silent_s, 1),
+                process=process_state(worker.pid),
+                running=calls_of(worker),
+            )
+            ask_for_stacks(worker.pid)
+        limit_s = self._options.recycle_stuck_s
+        if limit_s and worker.silent_s >= limit_s and not others_with_values(worker):
+            worker.kill(f"stuck: no word for {worker.silent_s:.0f} s")
+
+
+def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
+    """The calls of a worker that does not answer, the oldest first."""
+    written = [
+        {"function": entry.function, "seconds": round(entry.seconds, 3)}
+        for entry in worker.box.entries()
+    ]
+    if written:
+        return written
+    asked = round(worker.silent_s, 3)  # warm calls are not written down: as it said last
+    return [
+        {**call, "seconds": round(call["seconds"] + asked, 3)}
+        for call in fitting(worker.snapshot, "running")
+    ]
+
+
+def others_with_values(worker: WorkerProcess) -> frozenset[str]:
+    """Who would lose arrays if a stuck worker were killed, beside whose call may have stuck it."""
+    owners = worker.box.owners()
+    callers = {entry.principal for entry in worker.box.entries()}
+    return owners - callers if len(callers) == 1 else owners
+
+
+def process_state(pid: int) -> str:
+    """What the system says of a process: running, sleeping, stopped, waiting for a disk, gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "unknown"
+    return _STATES.get(letter, letter)
+
+
+_STATES: Final = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or device",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "gone",
+}

@@ -1,0 +1,150 @@
+"""How a host starts a worker: the process, its environment, and the ends of what connects the two.
+
+jax and the libraries below it read the variables for devices and their memory once, when they
+start, so they are set before a worker is.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
+
+from jaxd_server.auth.listeners import Listener
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.output_relay import OutputRelay
+from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.runtime.child_process import in_a_file
+from jaxd_server.runtime.flight_recorder import BlackBox
+
+__all__ = ["Launched", "Suspects", "launch", "worker_environment"]
+
+
+_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
+_FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Its older name; jax refuses to start when both are set."""
+
+_PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker: what the options say, else what is inherited.
+
+    A server that nobody asked for, or whose workers share a device, preallocates only where
+    `inherited` says so.
+    """
+    modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
+    environment = modest | dict(inherited)
+    if options.device_memory_fraction is not None:
+        environment.pop(_FRACTION_BEFORE, None)
+        environment[_FRACTION] = str(options.device_memory_fraction)
+    if options.preallocate is not None:
+        environment[_PREALLOCATE] = "true" if options.preallocate else "false"
+    if options.devices is not None:
+        # By the numbers that nvidia-smi shows; CUDA's own order is by speed.
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": options.devices}
+    return environment
+
+
+Suspects = Sequence[Mapping[str, Any]]
+"""See `Quarantine.for_worker`."""
+
+
+class Launched(NamedTuple):
+    """A worker that was started, and the host's ends.
+
+    Attributes:
+        process: it.
+        tether: where they speak.
+        relay: passes its output on.
+        box: what it writes down of what it does.
+    """
+
+    process: subprocess.Popen[bytes]
+    tether: socket.socket
+    relay: OutputRelay
+    box: BlackBox
+
+
+def launch(
+    command: Sequence[str],
+    options: ServerOptions,
+    listeners: Sequence[Listener],
+    epoch: int = 0,
+    suspects: Suspects = (),
+    tenant: Tenant | None = None,
+) -> Launched:
+    """Starts `command` with one JSON argument, as `read_argument` expects it.
+
+    In a session of its own, so that a terminal's Ctrl-C reaches only the host.
+
+    Args:
+        command: the program and its first arguments.
+        options: what the server was told.
+        listeners: what it inherits.
+        epoch: its generation; 0: it stands by, without a device, until it is told to begin.
+        suspects: which functions have ended workers.
+        tenant: whose worker it is, where not all share it.
+
+    Raises:
+        OSError: when no process can be made, or no file be opened; nothing is left open then.
+    """
+    with ExitStack() as theirs, ExitStack() as ours:
+        box = BlackBox.create()
+        theirs.callback(box.close)
+        tether, other_end = (ours.enter_context(one) for one in socket.socketpair())
+        theirs.callback(other_end.close)
+        output, output_end = os.pipe()
+        theirs.callback(os.close, output_end)
+        relay = _relaying(output, can_end=tenant is not None)
+        inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
+        environment = worker_environment(options, os.environ)
+        argument = _argument(options, listeners) | inherited | _order(epoch, suspects, tenant)
+        passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
+        if tenant is not None:  # who is here, and which functions ended a worker, is not for all
+            argument, file = in_a_file(argument)
+            theirs.callback(os.close, file)
+            passed.append(file)
+        process = subprocess.Popen(  # noqa: S603  our own process
+            [*command, json.dumps(argument)],
+            stdin=subprocess.DEVNULL,
+            stdout=output_end,
+            stderr=output_end,
+            env=environment if tenant is None else tenant.environment(environment),
+            pass_fds=passed,
+            start_new_session=True,
+            **(tenant.process() if tenant is not None else {}),
+        )
+        ours.pop_all()
+    return Launched(process, tether, relay, box)
+
+
+def _relaying(output: int, *, can_end: bool) -> OutputRelay:
+    """Passes on what arrives there; ends by itself when no process comes of it."""
+    relay = OutputRelay(output, can_end=can_end)
+    try:
+        relay.start()
+    except RuntimeError as error:
+        relay.discard()
+        raise OSError(errno.EAGAIN, "no thread can be started") from error
+    return relay
+
+
+def _order(epoch: int, suspects: Suspects, tenant: Tenant | None) -> dict[str, Any]:
+    """Which worker it is to be."""
+    order = {"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}
+    return order if tenant is None else {**order, "principal": tenant.principal}
+
+
+def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
+    return {
+        "options": options.to_json(),
+        "listeners": [
+            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+        ],
+    }

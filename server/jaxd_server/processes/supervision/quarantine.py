@@ -1,0 +1,438 @@
+"""Functions that end workers: how often, and which of them are called no more.
+
+The host keeps this, because a worker that ended remembers nothing. Which of them are called no more
+it also finds again after a restart of its own, see `quarantine_file`.
+
+The functions in quarantine, kept over a restart of the host: one small file for each server.
+
+It lies in the cache folder. What is in it is believed only where nobody else can have written it,
+and a file that is missing, damaged or of other versions is one with nothing in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Final, NamedTuple, Protocol
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.cache.directory import make_trusted
+from jaxd_server.runtime.flight_recorder import Entry
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.threads.executors import SerialExecutor
+
+__all__ = ["MOST_STRIKES", "Kept", "Quarantine"]
+
+MOST_STRIKES: Final = 2
+"""A function that has ended so many workers while nothing else ran is called no more."""
+
+_REMEMBERED_S: Final = 3600.0
+"""A death that is longer ago counts no more, unless the function is in quarantine by then."""
+
+_MOST_RECORDS: Final = 1000
+_FEWEST_DIGITS: Final = 6
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one function.
+
+    Attributes:
+        name: what people call it.
+        ids: fingerprint and key; the key alone when a worker died before it knew more.
+        deaths: when it ended a worker while nothing else ran.
+        how: how the last of these ended.
+        epoch: of the last worker that ended while a call of it was being repeated.
+        ran_s: for how long one had been running when a worker ended, at most.
+        noted: when that was last.
+    """
+
+    name: str
+    ids: tuple[bytes, ...]
+    deaths: list[float] = field(default_factory=list)
+    how: str = ""
+    epoch: int = 0
+    ran_s: float = 0.0
+    noted: float = 0.0
+
+    @property
+    def is_quarantined(self) -> bool:
+        return len(self.deaths) >= MOST_STRIKES
+
+
+class Kept(Protocol):
+    """What is remembered over a restart of the host."""
+
+    def load(self) -> Sequence[Sentence]:
+        """The functions that were in quarantine before."""
+
+    def save(self, sentences: Sequence[Sentence]) -> None:
+        """Replaces them by those that are now."""
+
+
+class Quarantine:
+    """Counts what workers died of; for the thread of the host's event loop.
+
+    Args:
+        kept: where is kept what is called no more; None: nowhere.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, kept: Kept | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._records = BoundedDict[bytes, _Record](_MOST_RECORDS)
+        for one in () if kept is None else kept.load():
+            ago_s = max(0.0, time.time() - one.at)
+            deaths = [clock() - ago_s] * one.deaths
+            self._records[one.ids[0]] = _Record(one.name, one.ids, deaths, one.how)
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        now, here = time.time(), self._clock()
+        self._kept.save(
+            [
+                Sentence(one.name, one.ids, len(one.deaths), one.how, now - (here - one.deaths[-1]))
+                for one in self._records.values()
+                if one.is_quarantined
+            ]
+        )
+
+    def died(self, entries: Iterable[Entry], epoch: int, how: str) -> None:
+        """Takes in what a worker was doing when it died.
+
+        Args:
+            entries: the calls that were under way.
+            epoch: of the worker.
+            how: it ended, such as `SIGSEGV`.
+        """
+        self._forget_old()
+        guilty = [entry for entry in entries if entry.is_repeated or entry.is_alone]
+        found = [self._note(entry, epoch, how) for entry in guilty]
+        if any(found):
+            self._keep()
+
+    def _note(self, entry: Entry, epoch: int, how: str) -> bool:
+        """Whether its function is called no more because of that."""
+        record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
+        record.epoch, record.how, record.noted = epoch, how, self._clock()
+        record.ran_s = max(record.ran_s, entry.seconds)
+        if not entry.is_alone:
+            return False
+        record.deaths.append(self._clock())
+        log_event(
+            "function_quarantined" if record.is_quarantined else "function_suspected",
+            level=logging.WARNING,
+            function=record.name,
+            fingerprint=record.ids[0].hex(),
+            workers_ended=len(record.deaths),
+            how=how,
+        )
+        return record.is_quarantined
+
+    def _forget_old(self) -> None:
+        since = self._clock() - _REMEMBERED_S
+        for record in self._records.values():
+            if not record.is_quarantined:
+                record.deaths = [death for death in record.deaths if death >= since]
+                record.ran_s = record.ran_s if record.noted >= since else 0.0
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has functions called again; returns their rows.
+
+        Args:
+            what: a name, the first digits of a fingerprint, six of them at least, or `all`.
+        """
+        found = [
+            one
+            for one in self._records.values()
+            if one.is_quarantined and (what in ("all", one.name) or _begins(one.ids, what))
+        ]
+        rows = [self._row(one) for one in found]
+        for one in found:
+            del self._records[one.ids[0]]
+            log_event("function_released", function=one.name, fingerprint=one.ids[0].hex())
+        if found:
+            self._keep()
+        return rows
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, for people."""
+        return [self._row(one) for one in self._records.values() if one.is_quarantined]
+
+    def _row(self, record: _Record) -> dict[str, Any]:
+        return {
+            "name": record.name,
+            "fingerprint": record.ids[0].hex(),
+            "workers_ended": len(record.deaths),
+            "how": record.how,
+            "ago_s": round(self._clock() - record.deaths[-1], 3),
+        }
+
+    def for_worker(self) -> list[dict[str, Any]]:
+        """What the next worker is told, as JSON values; see `Suspects`."""
+        return [
+            {
+                "name": record.name,
+                "ids": [id_.hex() for id_ in record.ids],
+                "deaths": len(record.deaths),
+                "how": record.how,
+                "epoch": record.epoch,
+                "ran_s": record.ran_s,
+                "quarantined": record.is_quarantined,
+            }
+            for record in self._records.values()
+            if record.deaths or record.epoch
+        ]
+
+
+def _begins(ids: Iterable[bytes], digits: str) -> bool:
+    return len(digits) >= _FEWEST_DIGITS and any(
+        id_.hex().startswith(digits.lower()) for id_ in ids
+    )
+
+
+__all__ = ["Part", "QuarantineFile", "Sentence"]
+
+_FOLDER: Final = "quarantine"
+_FORMAT: Final = 1
+_MOST_BYTES: Final = 4 << 20
+_MOST_OF_ONE: Final = 100
+_MOST: Final = 1000
+_LONGEST: Final = 200
+_LAST_WORDS_S: Final = 2.0
+_ID_BYTES: Final = 16
+_NOT_BELIEVED: Final = (
+    *(OSError, ValueError, TypeError, KeyError),
+    *(OverflowError, RecursionError),
+)
+
+
+class Sentence(NamedTuple):
+    """A function in quarantine.
+
+    Attributes:
+        name: what people call it.
+        ids: fingerprint and key, or the key alone.
+        deaths: how many workers it has ended.
+        how: the last of these ended.
+        at: when that was, in seconds of `time.time()`.
+    """
+
+    name: str
+    ids: tuple[bytes, ...]
+    deaths: int
+    how: str
+    at: float
+
+
+class Part(NamedTuple):
+    """What a file holds for one worker's quarantine.
+
+    Attributes:
+        file: the file.
+        principal: whose worker it is; empty where all share one.
+        home: tells that holder of the name from earlier ones.
+    """
+
+    file: QuarantineFile
+    principal: str = ""
+    home: str = ""
+
+    def load(self) -> Sequence[Sentence]:
+        """What is in it."""
+        return self.file.of(self.principal, self.home)
+
+    def save(self, sentences: Sequence[Sentence]) -> None:
+        """Has it written; nobody waits for the disk."""
+        self.file.keep(self.principal, self.home, sentences)
+
+
+class QuarantineFile:
+    """The file of one server. For one thread; another one of its own writes.
+
+    Args:
+        root: the cache folder; None: all is kept in memory only.
+        server: what tells this server from others of the folder, such as where it listens.
+    """
+
+    def __init__(self, root: str | None, server: str) -> None:
+        self._root = root
+        name = f"{socket.gethostname()} {server}".encode()
+        self._name = hashlib.blake2b(name, digest_size=8).hexdigest() + ".json"
+        self._versions = _versions()
+        self._lock = threading.Lock()  # guards _unwritten
+        self._unwritten: str | None = None
+        self._writer = SerialExecutor("jaxd-quarantine")
+        self._found = self._read()
+
+    def of(self, principal: str = "", home: str = "") -> list[Sentence]:
+        """What is kept of the quarantine of a worker that is about to start."""
+        whose, sentences = self._found.get(principal, (home, []))
+        self._found[principal] = home, sentences if whose == home else []
+        return list(self._found[principal][1])
+
+    def parts(self) -> list[Part]:
+        """Those in which there is anything."""
+        return [
+            Part(self, principal, home) for principal, (home, found) in self._found.items() if found
+        ]
+
+    def keep(self, principal: str, home: str, sentences: Sequence[Sentence]) -> None:
+        """Replaces it, also on disk, soon; nothing of one who is no longer the holder of a name."""
+        if self._found.get(principal, (None,))[0] != home:
+            return
+        newest = sorted(sentences, key=lambda one: one.at)[-_MOST_OF_ONE:]
+        self._found[principal] = home, newest
+        self._begin_to_write()
+
+    def forget(self, principal: str) -> None:
+        """Nobody is to be asked any more for what a principal's functions did."""
+        if self._found.pop(principal, None) is not None:
+            self._begin_to_write()
+
+    def close(self) -> None:
+        """Returns when all is written, or after two seconds."""
+        self._writer.flush(_LAST_WORDS_S)
+
+    # on disk --------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, tuple[str, list[Sentence]]]:
+        if self._root is None:
+            return {}
+        try:
+            data = _trusted_bytes(f"{make_trusted(self._root)}/{_FOLDER}/{self._name}")
+            return _parsed(json.loads(data), self._versions)
+        except FileNotFoundError:
+            return {}
+        except ConfigurationError:  # the worker says so, which keeps nothing there either
+            self._root = None
+            return {}
+        except _NOT_BELIEVED as error:
+            log_event("quarantine_not_read", level=logging.WARNING, reason=_in_words(error))
+            return {}
+
+    def _begin_to_write(self) -> None:
+        if self._root is None:
+            return
+        with self._lock:
+            self._unwritten = self._text()
+        self._writer.put(self._write_newest)
+
+    def _write_newest(self) -> None:
+        with self._lock:
+            text, self._unwritten = self._unwritten, None
+        if text is None:  # it was written with what came after
+            return
+        try:
+            self._write(text)
+        except (OSError, ConfigurationError) as error:
+            log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
+
+    def _write(self, text: str) -> None:
+        assert self._root is not None
+        folder = f"{make_trusted(self._root)}/{_FOLDER}"
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        path = f"{folder}/{self._name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else it may be empty after a power cut
+        os.replace(f"{path}.new", path)
+
+    def _text(self) -> str:
+        every = [(who, home, one) for who, (home, found) in self._found.items() for one in found]
+        every.sort(key=lambda row: row[2].at)
+        rows = [
+            {
+                "principal": principal,
+                "home": home,
+                **one._asdict(),
+                "ids": [id_.hex() for id_ in one.ids],
+            }
+            for principal, home, one in every[-_MOST:]
+        ]
+        return json.dumps({"format": _FORMAT, "versions": self._versions, "functions": rows})
+
+
+def _versions() -> dict[str, str]:
+    """What a function's crash may have been the fault of: with another one, it is tried again."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _trusted_bytes(path: str) -> bytes:
+    """The content of a file that only we, or root, can have written.
+
+    Raises:
+        OSError: when there is none, or it cannot be read.
+        ValueError: when it is no such file.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+        if not (stat.S_ISREG(status.st_mode) and is_ours):
+            raise ValueError(f"others can have written {path}")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} is larger than any that this server writes")
+    return data
+
+
+def _parsed(
+    content: Mapping[str, Any], versions: Mapping[str, str]
+) -> dict[str, tuple[str, list[Sentence]]]:
+    """What a file says; nothing when other versions wrote it.
+
+    Raises:
+        ValueError, TypeError, KeyError: when it says something else.
+    """
+    if content["format"] != _FORMAT or content["versions"] != versions:
+        return {}
+    found: dict[str, tuple[str, list[Sentence]]] = {}
+    for row in content["functions"][:_MOST]:
+        home = _word(row["home"])
+        _, sentences = found.setdefault(_word(row["principal"]), (home, []))
+        sentences.append(_sentence(row))
+    return found
+
+
+def _sentence(row: Mapping[str, Any]) -> Sentence:
+    ids = tuple(bytes.fromhex(id_) for id_ in row["ids"])
+    deaths, at = int(row["deaths"]), float(row["at"])
+    if len(ids) not in (1, 2) or {len(id_) for id_ in ids} != {_ID_BYTES}:
+        raise ValueError("a function has no fingerprint")
+    if not (0 < deaths <= _MOST and 0 < at < time.time() + 1e9):
+        raise ValueError("a function has ended workers at no time")
+    return Sentence(_word(row["name"]), ids, deaths, _word(row["how"]), at)
+
+
+def _word(value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST:
+        raise ValueError("a name is none")
+    return value
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

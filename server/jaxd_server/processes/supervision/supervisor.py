@@ -1,0 +1,275 @@
+"""Keeps one worker alive behind the listeners, and ends it well."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jaxd_protocol.errors import ServerStartFailed
+from jaxd_server.auth.listeners import Listener
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.draining import Retiring, first_of, log_exit
+from jaxd_server.processes.supervision.quarantine import Quarantine
+from jaxd_server.processes.supervision.restart_policy import MAX_FAILED_STARTS, RestartPolicy
+from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.worker_process import WorkerProcess
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Supervisor"]
+
+_LOOK_S = 0.1
+
+
+class Supervisor:
+    """Starts, watches and replaces workers. Belongs to the thread of the event loop.
+
+    Args:
+        options: what they are told.
+        worker_command: what is started as worker; it gets one JSON argument.
+        tenant: whose workers they are, where not all share them.
+        hear: told of what workers say that is not for their supervisor.
+        what: the log calls them.
+        quarantine: what workers died of before.
+
+    Attributes:
+        worker: the present worker, or the last one while there is none; None before the first.
+        stopping: set once the server has begun to stop.
+        quarantine: what workers died of.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        worker_command: Sequence[str],
+        tenant: Tenant | None = None,
+        hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
+        what: str = "worker",
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        self.worker: WorkerProcess | None = None
+        self.stopping = asyncio.Event()
+        self.quarantine = quarantine or Quarantine()
+        self._options = options
+        self._worker_command = worker_command
+        self._tenant = tenant
+        self._hear = hear
+        self._what = what
+        self._policy = RestartPolicy()
+        self._forced = False
+        self._listeners: Sequence[Listener] = ()
+        self._standby: WorkerProcess | None = None
+        self._successor: WorkerProcess | None = None
+        self._retiring = Retiring(options.drain_timeout_s, lambda: self._forced)
+        self._is_restarting = False
+        self._stood_by = 0
+
+    def processes(self) -> list[WorkerProcess]:
+        """All workers that there are, in whatever state."""
+        known = (self.worker, self._standby, self._successor, *self._retiring.workers())
+        return [one for one in known if one is not None]
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begins to stop: finishes running calls first, or kills the worker `now`."""
+        self.stopping.set()
+        if now:
+            self._forced = True
+            for one in self.processes():
+                one.kill()
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has functions called again that were in quarantine; see `Quarantine.release`."""
+        rows = self.quarantine.release(what)
+        if self.worker is not None:
+            for row in rows:
+                self.worker.release(row["fingerprint"])
+        return rows
+
+    async def run(self, listeners: Sequence[Listener]) -> int:
+        """Keeps a worker on `listeners` until `stop()`, and returns the exit code of the server.
+
+        Returns:
+            0 when the last worker was drained, 1 when it had to be killed.
+
+        Raises:
+            ServerStartFailed: when worker after worker ended before it was ready.
+        """
+        self._listeners = listeners
+        try:
+            for epoch in itertools.count(1):
+                delay_s = await self._live(epoch)
+                if self.worker is not None and self.worker.state == "resting":
+                    await _somebody_knocks(listeners, self.stopping)
+                await first_of(self.stopping, timeout_s=delay_s)
+                if self.stopping.is_set():
+                    break
+            await self._drain()
+            return int(self._forced)
+        finally:
+            for one in self.processes():
+                one.kill()
+
+    async def _live(self, epoch: int) -> float:
+        """One worker, until it ends or the server stops; the seconds until the next one."""
+        try:
+            worker = self.worker = self._next(epoch)
+        except OSError as error:  # no memory or no process left: that may pass
+            log_event("worker_not_started", epoch=epoch, error=str(error))
+            return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
+        log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
+        on_purpose = worker.marks.draining
+        await first_of(worker.exited, self.stopping, *on_purpose)
+        if worker.marks.outdated.is_set():
+            self._dismiss_standby()  # it has imported the same
+        if any(event.is_set() for event in on_purpose):
+            if self._successor is not None:
+                self._retiring.retire(worker)
+                return 0.0
+            await self._retiring.until_drained(worker, worker.kill)
+        if not worker.exited.is_set():
+            return 0.0
+        await worker.hear_out()
+        worker.close()
+        if any(event.is_set() for event in (*on_purpose, worker.marks.stale)):  # which is no death
+            log_exit(worker, restart_in_s=0.0)
+            return 0.0
+        self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
+        delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
+        log_exit(worker, restart_in_s=delay_s)
+        return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
+
+    def _next(self, epoch: int) -> WorkerProcess:
+        """The worker of an epoch: one that is prepared, else one that stands by, else a new one."""
+        successor, self._successor = self._successor, None
+        if successor is not None and not successor.exited.is_set():
+            successor.open()
+            return successor
+        return self._begun(epoch, holds=False)
+
+    def _begun(self, epoch: int, *, holds: bool) -> WorkerProcess:
+        standby, self._standby = self._standby, None
+        if standby is None or standby.exited.is_set():
+            if not holds:
+                return self._started(epoch)
+            standby = self._started()
+        standby.begin(epoch, self.quarantine.for_worker(), holds=holds)
+        return standby
+
+    def _started(self, epoch: int = 0) -> WorkerProcess:
+        suspects = self.quarantine.for_worker()
+        worker = WorkerProcess.start(
+            self._worker_command, self._options, self._listeners, epoch, suspects, self._tenant
+        )
+        worker.hear, worker.what = self._hear, self._what
+        return worker
+
+    def stand_by(self) -> None:
+        """Has the next worker start ahead, as far as it can without a device; once."""
+        if self._standby is not None and self._standby.exited.is_set():
+            self._dismiss_standby()
+        epoch = 0 if self.worker is None else self.worker.epoch
+        if self._standby is None and self._stood_by != epoch and not self.stopping.is_set():
+            self._stood_by = epoch  # one that ends is not started again and again
+            with suppress(OSError):  # then the next one starts when it is needed
+                self._standby = self._started()
+
+    def _dismiss_standby(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            self._retiring.dismiss(standby)
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Has the next worker take the place of this one; no client sees an error.
+
+        Beside each other where the device has room for both, and then new calls do not wait for the
+        running ones; else one after the other.
+
+        Args:
+            force: also when arrays of clients are lost.
+
+        Returns:
+            `epoch` of the new worker and `seconds` that it took; or why not, under `refused`.
+        """
+        worker, began = self.worker, time.monotonic()
+        if worker is None or worker.state != "ready" or self._is_restarting:
+            what = "one is under way" if self._is_restarting else "there is no worker at work now"
+            return {"refused": f"{what}. See jaxd status."}
+        self._is_restarting = True
+        try:
+            refusal = await self._replace(worker, force=force)
+            if refusal:
+                return {"refused": refusal}
+            await self._is_ready(worker.epoch + 1)
+        finally:
+            self._is_restarting = False
+        seconds = round(time.monotonic() - began, 3)
+        log_event("worker_restarted", epoch=worker.epoch + 1, seconds=seconds)
+        return {"epoch": worker.epoch + 1, "seconds": seconds}
+
+    async def _replace(self, worker: WorkerProcess, *, force: bool) -> str:
+        """Has a worker give way; why it does not, or nothing when it does."""
+        await worker.refresh(PATIENCE_S)
+        if worker.snapshot.get("platform") != "cpu":  # two would not fit into one device
+            return await worker.give_way(force=force, is_followed=False)
+        try:
+            successor = self._begun(worker.epoch + 1, holds=True)
+        except OSError as error:
+            return f"no process could be started: {error}."
+        self._successor = successor
+        await first_of(successor.marks.prepared, successor.exited, worker.exited, self.stopping)
+        if worker.exited.is_set() or self.stopping.is_set():
+            return ""  # it is needed at once, or not at all
+        refusal = "the next worker ended before it was ready; see the server's log."
+        if successor.marks.prepared.is_set():
+            refusal = await worker.give_way(force=force, is_followed=True)
+        if refusal and self._successor is successor:
+            self._successor = None
+            self._retiring.dismiss(successor)
+        return refusal
+
+    async def _is_ready(self, epoch: int) -> None:
+        while not self.stopping.is_set():
+            worker = self.worker
+            if worker is not None and worker.epoch >= epoch and worker.state != "starting":
+                return
+            await first_of(self.stopping, timeout_s=_LOOK_S)
+
+    async def _drain(self) -> None:
+        worker = self.worker
+        if worker is None or worker.exited.is_set():
+            return
+        log_event("draining", running_calls=worker.snapshot.get("running_calls"))
+        worker.drain()
+        if self._forced:
+            worker.kill()  # it was asked for before there was a worker
+        await self._retiring.until_drained(worker, lambda: self.stop(now=True))
+        await self._retiring.are_gone()
+        worker.last_lines()  # its last words reach the log before we leave
+        log_exit(worker)
+
+
+async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
+    """Returns when somebody connects, who is left waiting for the next worker; or when stopping."""
+    knock = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for one in listeners:
+        loop.add_reader(one.socket, knock.set)
+    try:
+        await first_of(knock, stopping)
+    finally:
+        for one in listeners:
+            loop.remove_reader(one.socket)
+
+
+def _or_give_up(delay_s: float | None, last_lines: list[str]) -> float:
+    if delay_s is not None:
+        return delay_s
+    said = "\n".join(f"    {line}" for line in last_lines) or "    (nothing)"
+    raise ServerStartFailed(
+        f"the worker ended {MAX_FAILED_STARTS} times before it was ready; the last one wrote:\n"
+        f"{said}\nCorrect that and start the server again; `jaxd doctor` looks for usual causes."
+    )

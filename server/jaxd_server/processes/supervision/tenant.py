@@ -1,0 +1,117 @@
+"""Whose worker one is, where not all share it: the user that it runs as, and what it is told."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from jaxd_server.config.options import ServerOptions
+
+__all__ = ["REST_AFTER_S", "Tenant", "User"]
+
+REST_AFTER_S: Final = 600.0
+"""A worker of one principal that was not called for so long, and holds nothing, ends."""
+
+_SECRETS: Final = frozenset({"JAXD_TOKEN", "JAXD_TOKEN_FILE"})
+
+_PASSED_ON: Final = frozenset(
+    {
+        *("PATH", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+        *(
+            "JAX_LEGACY_PRNG_KEY",
+            "JAX_DEBUG_KEY_REUSE",
+            "JAX_MTLS_KEY_FILE",
+        ),  # jax's own keys are no secrets
+        "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY",
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY",
+    }
+)
+_BEGINNINGS: Final = (
+    *("PYTHON", "LC_", "JAX_", "XLA_", "LIBTPU", "TPU_", "CUDA", "NCCL_", "ROCM_", "HIP_", "HSA_"),
+    *("TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_FORCE_GPU_", "TF_DETERMINISTIC_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
+)
+"""Of the server's environment, what another user's worker needs; the rest may hold secrets ..."""
+
+_SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSW")
+"""... and so may what is called like this, whatever it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of this machine.
+
+    Attributes:
+        uid: its number.
+        gid: of its first group.
+        groups: of the others.
+        name: what the system calls it; its number where it has no name.
+        home: its folder.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Somebody who has a worker of its own.
+
+    Attributes:
+        principal: who that is.
+        folder: where its programs are kept; `none`: nowhere.
+        user: as which its worker runs; None: as the server's own.
+    """
+
+    principal: str
+    folder: str
+    user: User | None = None
+
+    def options(self, options: ServerOptions) -> ServerOptions:
+        """What its worker is told: nothing of how clients prove who they are."""
+        rest_after_s = options.rest_after_s
+        return replace(
+            options,
+            token_file=None,
+            token_dir="none",  # noqa: S106  which says that there is none
+            tls_cert=None,
+            tls_key=None,
+            allow_uids=(),
+            worker_uids=None,
+            cache_dir=self.folder,
+            rest_after_s=REST_AFTER_S if rest_after_s is None else rest_after_s,
+        )
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of its worker, without secrets of the server's."""
+        if self.user is None:
+            return {name: value for name, value in inherited.items() if name not in _SECRETS}
+        user = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name}
+        if not self.principal.startswith("uid:"):  # nobody installs anything there for itself
+            user["PYTHONNOUSERSITE"] = "1"
+        return {name: value for name, value in inherited.items() if _is_passed_on(name)} | user
+
+    def process(self) -> dict[str, Any]:
+        """What `subprocess.Popen` has to know to start its worker."""
+        if self.user is None:
+            return {}
+        return {
+            "user": self.user.uid,
+            "group": self.user.gid,
+            "extra_groups": list(self.user.groups),
+            "umask": 0o077,
+            "cwd": os.sep,  # ours may be a folder that it cannot enter
+        }
+
+
+def _is_passed_on(name: str) -> bool:
+    if name in _PASSED_ON:
+        return True
+    return name.startswith(_BEGINNINGS) and not _SECRET.search(name.upper())

@@ -1,0 +1,335 @@
+"""One worker as its host sees it: a process, a tether, its output, and what it has said so far."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from jaxd_server.auth.listeners import Listener
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.launch import Launched, Suspects, launch
+from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.untrusted_report import believed
+from jaxd_server.processes.supervision.worker_channel import Question, WorkerLine
+from jaxd_server.runtime.json_lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.rate_limit import Chatter
+
+__all__ = ["Marks", "State", "WorkerProcess"]
+
+
+class Marks:
+    """Each is set once; saying it again adds nothing. Belongs to the thread of the event loop.
+
+    Attributes:
+        standing_by: it has imported what a worker needs.
+        prepared: all is there but that it accepts clients.
+        stale: it ends because what it stood by with has changed on disk.
+        outdated: it drains because packages have changed on disk.
+        resting: it drains because nobody has needed it.
+        gave_way: it drains in favour of the next one.
+    """
+
+    def __init__(self) -> None:
+        self.standing_by = asyncio.Event()
+        self.prepared = asyncio.Event()
+        self.stale = asyncio.Event()
+        self.outdated = asyncio.Event()
+        self.resting = asyncio.Event()
+        self.gave_way = asyncio.Event()
+        self._by_name = dict(vars(self))
+
+    @property
+    def draining(self) -> tuple[asyncio.Event, ...]:
+        """Those of a worker that drains by itself, on purpose."""
+        return self.outdated, self.resting, self.gave_way
+
+    def is_one(self, name: str) -> bool:
+        """Whether there is a mark of that name."""
+        return name in self._by_name
+
+    def set(self, name: str) -> bool:
+        """Notes that it was said; whether that is new."""
+        mark = self._by_name[name]
+        if mark.is_set():
+            return False
+        mark.set()
+        return True
+
+
+_DECISION_S = 5.0
+
+State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
+
+
+class WorkerProcess:
+    """A started worker. Belongs to the thread of the event loop.
+
+    Attributes:
+        epoch: the worker's generation, 1 for the first one of a host.
+        pid: its process id.
+        exited: set once the process has ended and was collected.
+        marks: what it has said that is true from then on.
+        snapshot: the last status that it sent; empty before the first.
+        box: what it is doing, also when it says nothing, or is no more.
+        principal: whose worker it is, where not all share it.
+        hear: told of what it says that is not the host's to judge.
+        what: the log calls it.
+    """
+
+    def __init__(self, launched: Launched, principal: str | None = None) -> None:
+        process, tether, relay, box = launched
+        self.epoch = 0
+        self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
+        self.principal = principal
+        self.what = "worker"
+        self.box = box
+        self.pid = process.pid
+        self.exited = asyncio.Event()
+        self.marks = Marks()
+        self.snapshot: Mapping[str, Any] = {}
+        self._process = process
+        self._relay = relay
+        self._verdict: str | None = None
+        self._started_at = self._heard_at = time.monotonic()
+        self._ready_after_s: float | None = None
+        self._draining = False
+        self._asked = 0
+        self._status = Question()
+        self._refusal = Question()
+        self._chatter = None if principal is None else Chatter()
+        limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
+        self._line = WorkerLine(tether, limit, self._heard, self._over)
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        options: ServerOptions,
+        listeners: Sequence[Listener],
+        epoch: int = 0,
+        suspects: Suspects = (),
+        tenant: Tenant | None = None,
+    ) -> WorkerProcess:
+        """Starts a worker; see `launch`.
+
+        Args:
+            command: the program and its first arguments.
+            options: what the server was told.
+            listeners: what it inherits.
+            epoch: its generation; 0: it stands by, without a device, until `begin`.
+            suspects: which functions have ended workers.
+            tenant: whose worker it is, where not all share it.
+
+        Raises:
+            OSError: when no process can be made.
+        """
+        launched = launch(command, options, listeners, epoch, suspects, tenant)
+        worker = cls(launched, None if tenant is None else tenant.principal)
+        worker.epoch = epoch
+        return worker
+
+    def begin(self, epoch: int, suspects: Suspects, *, holds: bool) -> None:
+        """Has one that stands by become the worker of an epoch.
+
+        Args:
+            epoch: its generation.
+            suspects: which functions have ended workers.
+            holds: whether it lets nobody in before `open`.
+        """
+        self.epoch = epoch
+        self._started_at = time.monotonic()
+        self._line.say({"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds})
+
+    def open(self) -> None:
+        """Has one that was prepared let clients in."""
+        self._line.say({"ask": "open"})
+
+    async def give_way(self, *, force: bool, is_followed: bool) -> str:
+        """Asks it to drain in favour of the next one; why it does not, or nothing when it does.
+
+        Args:
+            force: also when arrays of clients are lost.
+            is_followed: whether the next one is there already, but for `open`.
+        """
+        order = {"ask": "give_way", "force": force, "is_followed": is_followed}
+        refusal = await self._refusal.ask(lambda: self._line.say(order), _DECISION_S)
+        if not refusal.done():
+            return "the worker does not answer"
+        return "" if refusal.cancelled() else refusal.result()
+
+    @property
+    def state(self) -> State:
+        """What it is doing, as far as it has said."""
+        if self.exited.is_set():
+            return "resting" if self.marks.resting.is_set() else "dead"
+        if self._draining:
+            return "draining"
+        if not self.epoch:
+            return "standing by"
+        return "starting" if self._ready_after_s is None else "ready"
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it ever said that it is ready."""
+        return self._ready_after_s is not None
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._started_at
+
+    @property
+    def ready_s(self) -> float:
+        """Seconds since it said that it is ready."""
+        return 0.0 if self._ready_after_s is None else self.lived_s - self._ready_after_s
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last said anything, or since its start."""
+        return time.monotonic() - self._heard_at
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """How it ended, in the fields of a log line: its exit code, or the signal's name."""
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return {"exit_code": code}
+        with suppress(ValueError):  # not every number has a name
+            return {"signal": signal.Signals(-code).name}
+        return {"signal": -code}
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        if self._verdict is not None:
+            return self._verdict
+        ending = self.ending
+        return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
+
+    def collect(self) -> None:
+        """Notices the end of the process; to be called on every SIGCHLD."""
+        if not self.exited.is_set() and self._process.poll() is not None:
+            self.exited.set()
+            self._relay.end()
+
+    def last_lines(self) -> list[str]:
+        """What it wrote last, once it has exited; waits up to a second until all is copied."""
+        return self._relay.last_lines()
+
+    async def refresh(self, patience_s: float) -> bool:
+        """Asks for a new `snapshot`; False when there is none after `patience_s` seconds."""
+        if not self._line.is_open:
+            return False
+        answer = await self._status.ask(self._ask_for_status, patience_s)
+        return answer.done() and not answer.cancelled()
+
+    def _ask_for_status(self) -> None:
+        self._asked += 1
+        self._line.say({"ask": "status", "id": self._asked})
+
+    def drain(self) -> None:
+        """Asks it to finish its running calls, to refuse new ones, and to exit."""
+        self._draining = True
+        self._asked += 1
+        self._line.say({"ask": "drain", "id": self._asked})
+
+    def release(self, fingerprint: str) -> None:
+        """Tells it that a function is no longer in quarantine."""
+        self._line.say({"ask": "release", "fingerprint": fingerprint})
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Answers what it has said to `hear`."""
+        self._line.say(order)
+
+    async def hear_out(self) -> None:
+        """Takes in what it said before it ended; waits a second at most."""
+        await self._line.hear_out()
+
+    def kill(self, verdict: str | None = None) -> None:
+        """Ends it at once, and with it whatever it has started.
+
+        Args:
+            verdict: why, when that is to be said of how it ended.
+        """
+        self._verdict = self._verdict or verdict
+        if not self.exited.is_set():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of the tether; a worker that still runs exits when it sees that."""
+        self._line.close()
+
+    def _heard(self, message: Mapping[str, Any]) -> bool:
+        """Takes in what it says; False: that was more than enough."""
+        if self._says_too_much(message):
+            return False
+        self._heard_at = time.monotonic()
+        self._understand(message)
+        return True
+
+    def _over(self, why: ValueError | None) -> None:
+        if why is not None:
+            log_event("tether_unreadable", epoch=self.epoch, error=str(why))
+        self._status.drop()
+        self._refusal.drop()
+
+    def _says_too_much(self, message: Mapping[str, Any]) -> bool:
+        """Ends one principal's worker that has no end of things to say, which nobody asked for."""
+        match message:
+            case {"answer": int(), "status": dict()} if self._status.is_open:
+                return False
+        if self._chatter is None or not self._chatter.is_too_much():
+            return False
+        log_event(
+            "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
+        )
+        self.kill("it never stopped talking to its host")
+        return True
+
+    def _mark(self, name: str, changes: Any) -> None:
+        """It has said something that is true from now on."""
+        if not self.marks.set(name):
+            return
+        self._draining |= any(mark.is_set() for mark in self.marks.draining)
+        log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
+        if name == "gave_way":
+            self._refusal.answered()
+
+    def _understand(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"event": "ready"} if not self.was_ready:
+                self._ready_after_s = self.lived_s
+                after_s = round(self.lived_s, 3)
+                log_event(
+                    f"{self.what}_ready",
+                    epoch=self.epoch,
+                    after_s=after_s,
+                    principal=self.principal,
+                )
+            case {"event": "draining"}:
+                self._draining = True
+            case {"event": str(name)} if self.marks.is_one(name):
+                self._mark(name, message.get("changes"))
+            case {"event": "needed", "why": str(why)}:
+                self._refusal.answered(why)
+            case {"answer": int(), "status": dict(status)}:
+                self.snapshot = status if self.principal is None else _harmless(status)
+                self._status.answered()
+            case _:
+                try:
+                    self.hear(self, message)  # what it may say beyond this is not for us to judge
+                except Exception:  # noqa: BLE001  the next thing that it says is heard as well
+                    log_event("not_done", level=logging.ERROR, pid=self.pid)
+
+
+def _harmless(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What code of one principal may have said, without what would make its host stumble."""
+    return {**believed(status), "platform": status.get("platform")}

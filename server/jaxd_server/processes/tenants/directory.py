@@ -1,0 +1,263 @@
+"""Where each principal's worker lives: below which folder, and as which user of this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import pwd
+import re
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Final
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.cache.directory import cache_root, make_trusted
+from jaxd_server.config.argument_types import SAME_USER
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.tenant import Tenant, User
+from jaxd_server.processes.tenants.os_users import (
+    end_processes,
+    folders_of,
+    living_processes,
+    remove_folder,
+)
+from jaxd_server.processes.tenants.uid_table import UserNumbers, name_of_user
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Tenants", "root_of_all"]
+
+_FOLDER: Final = "principals"
+_SYSTEM_CACHE: Final = "/var/cache/jaxd"
+"""Where root's server keeps what others own: nobody else can enter root's home."""
+
+_USER: Final = re.compile(r"uid:(\d+)")
+_NOBODYS_GROUP: Final = 65534
+
+
+class Tenants:
+    """Assigns folders and users, the same ones after a restart. For one thread.
+
+    Args:
+        options: what the server was told.
+        is_root: whether it may start processes of other users.
+        claims: whether the numbers are ours alone, until this process ends.
+
+    Raises:
+        ConfigurationError: when the folders cannot be made, or their owners could not enter them,
+            or another server has claimed the numbers that are written down there.
+    """
+
+    def __init__(
+        self, options: ServerOptions, *, is_root: bool | None = None, claims: bool = False
+    ) -> None:
+        self._is_root = _has_users(options, is_root)
+        self._root = self._made(options)
+        uids = options.worker_uids if self._is_root else None
+        if claims and uids is not None and self._root is not None:
+            _claim(self._root)
+        self._numbers = None if uids is None else UserNumbers(self._root, uids)
+        self._in_use: dict[str, str] = {}
+
+    def of(self, principal: str, token: str | None = None) -> Tenant:
+        """Whose folder and user are whose; makes the folder.
+
+        Where a number is an account's own, each token has another folder: what the holder of the
+        one has put there may be code, and the holder of the next one may be somebody else.
+
+        Args:
+            principal: who it is.
+            token: tells the token of its account from others.
+
+        Raises:
+            LimitExceeded: when there is no user left for an account.
+            ConfigurationError: when the folder cannot be made.
+        """
+        user = self._user_of(principal)
+        name = _name_of(principal, token if self.has_number(principal) else None)
+        folder = "none" if self._root is None else f"{self._root}/{name}"
+        home = folder if self._root is not None else os.sep
+        if user is not None and not user.home:
+            user = User(user.uid, user.gid, user.groups, user.name, home)
+        if self._root is not None:
+            self._in_use[principal] = folder  # before it is there: it is never one to be removed
+            _make_own(folder, user)
+        return Tenant(principal, folder, user)
+
+    def has_number(self, principal: str) -> bool:
+        """Whether what runs as its user is nobody else's: that of an account which has come."""
+        return self._numbers is not None and principal in self._numbers.known()
+
+    def end_processes(self, principal: str) -> None:
+        """Kills what runs as the user of a principal, where that is nobody else's.
+
+        So also what its code has started and left behind. Of those who can log in here, the
+        processes are their own. Takes its time; may be called by any thread.
+        """
+        numbers = self._numbers
+        uid = None if numbers is None else numbers.known().get(principal)
+        if numbers is None or uid is None:
+            return
+        name = name_of_user(uid)  # of somebody who got the number after us
+        why = end_processes(uid, numbers.ender) if name is None else f"they are {name}'s by now."
+        if why:
+            log_event(
+                "processes_not_ended", level=logging.ERROR, principal=principal, user=uid, why=why
+            )
+
+    def forget(self, principal: str) -> None:
+        """Nobody is to find any more what lies in the folder of an account."""
+        self._in_use.pop(principal, None)
+
+    def remove_old_folders(self, principal: str) -> None:
+        """Removes those of an account that are not in use, where its user is nobody else.
+
+        Takes its time; may be called by any thread. What is left is tried again another time.
+        """
+        numbers = self._numbers
+        uid = None if numbers is None else numbers.known().get(principal)
+        if numbers is None or self._root is None or uid is None:
+            return
+        for folder, owner in folders_of(self._root).items():
+            if owner != uid or folder == self._in_use.get(principal):
+                continue
+            why = remove_folder(folder, uid, numbers.ender)
+            if why:
+                log_event("folder_not_removed", level=logging.WARNING, folder=folder, why=why)
+
+    def with_processes(self) -> set[str]:
+        """The principals of whom something runs, where nobody else is their user."""
+        return self._of_users(living_processes().keys())
+
+    def with_anything(self) -> set[str]:
+        """As `with_processes`, and those who have folders."""
+        folders = {} if self._root is None else folders_of(self._root)
+        return self._of_users(living_processes().keys() | set(folders.values()))
+
+    def _of_users(self, users: AbstractSet[int]) -> set[str]:
+        known = {} if self._numbers is None else self._numbers.known()
+        return {who for who, uid in known.items() if uid in users}
+
+    def end_all_processes(self) -> None:
+        """As `end_processes`, of all who ever were here and have any."""
+        for principal in self.with_processes():
+            self.end_processes(principal)
+
+    def _user_of(self, principal: str) -> User | None:
+        if not self._is_root:
+            return None
+        match = _USER.fullmatch(principal)
+        if match:
+            return None if int(match[1]) == 0 else _user(int(match[1]))
+        return None if self._numbers is None else _own_user(self._numbers.of(principal))
+
+    @property
+    def share_user(self) -> bool:
+        """Whether the workers of all run as one user of the machine."""
+        return not self._is_root
+
+    # on disk --------------------------------------------------------------------------------------
+
+    def _made(self, options: ServerOptions) -> str | None:
+        root = root_of_all(options, is_root=self._is_root)
+        if root is None:
+            return None
+        real = make_trusted(root)
+        folder = f"{real}/{_FOLDER}"
+        try:
+            for path in (real, folder):
+                if not os.path.lexists(path):
+                    os.mkdir(path, 0o700)
+                if self._is_root:
+                    mode = os.lstat(path).st_mode & 0o7777
+                    os.chmod(path, mode | 0o011)  # noqa: S103  entered, and not even listed
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot make the folder {folder}: {error.strerror}. Choose another --cache-dir."
+            ) from error
+        if self._is_root:
+            _prove_enterable(folder)
+        return make_trusted(folder)
+
+
+def root_of_all(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
+    """The cache folder below which everybody's lies; None: nothing is kept.
+
+    Args:
+        options: what the server was told.
+        is_root: as of `Tenants`.
+    """
+    given = options.cache_dir or os.environ.get("JAXD_CACHE_DIR")
+    return cache_root(given or (_SYSTEM_CACHE if _has_users(options, is_root) else None))
+
+
+def _has_users(options: ServerOptions, is_root: bool | None) -> bool:
+    """Whether workers run as users of their own."""
+    may = os.geteuid() == 0 if is_root is None else is_root
+    return may and options.worker_uids != SAME_USER
+
+
+def _claim(root: str) -> None:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # open as long as we live
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"another server has the workers whose programs are kept in {root}, and would give its "
+            "users to others. Choose another --cache-dir, and other --worker-uids, for this one."
+        ) from error
+
+
+def _name_of(principal: str, token: str | None) -> str:
+    """A name for a folder that two principals never share, nor two tokens of one."""
+    whose = principal if token is None else f"{principal} {token}"
+    digest = hashlib.blake2b(whose.encode(), digest_size=6).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', principal)[:40]}-{digest}"
+
+
+def _make_own(folder: str, user: User | None) -> None:
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+            if user is not None:
+                os.chown(folder, user.uid, user.gid, follow_symlinks=False)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the folder {folder}: {error.strerror}. Free some room, or choose another "
+            "--cache-dir."
+        ) from error
+    owner = os.lstat(folder).st_uid
+    if user is None or owner == user.uid:
+        return
+    if owner == os.geteuid() and not os.listdir(folder):  # we ended before it was given away
+        os.chown(folder, user.uid, user.gid, follow_symlinks=False)
+    else:  # its worker keeps nothing then, and says so
+        log_event("cache_of_another_user", folder=folder, owner=owner, user=user.uid)
+
+
+def _prove_enterable(folder: str) -> None:
+    path = folder
+    while path != os.path.dirname(path):
+        if not os.stat(path).st_mode & 0o001:
+            raise ConfigurationError(
+                f"the users that workers run as cannot enter {path}, and so not {folder}, where "
+                f"their programs are kept. Choose another --cache-dir, or run: chmod o+x {path}"
+            )
+        path = os.path.dirname(path)
+
+
+def _user(uid: int) -> User:
+    """A user of the machine as it would log in."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:  # in a container
+        return User(uid, _NOBODYS_GROUP, (), str(uid), "")
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return User(uid, entry.pw_gid, groups, entry.pw_name, entry.pw_dir)
+
+
+def _own_user(uid: int) -> User:
+    """One that is nobody else; so is the group of its number."""
+    return User(uid, uid, (), str(uid), "")

@@ -1,0 +1,94 @@
+"""Where one principal's worker is to be found, whether or not there is a process at present."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.listeners import Listener, listening_on
+from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.worker_slot import Post
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["Place"]
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where one principal's worker is to be found. Belongs to the thread of the event loop.
+
+    Attributes:
+        tenant: whose it is.
+        token: the digest of what its account has proved itself with; None: it needs none.
+        post: keeps the worker.
+        listener: where the door hands clients over; the same from one worker to the next.
+        closing: closes the listener.
+        task: the post's work.
+        asked_at: when the door last asked for it.
+    """
+
+    tenant: Tenant
+    token: str | None
+    post: Post
+    listener: Listener
+    closing: ExitStack
+    task: asyncio.Task[int] | None = None
+    asked_at: float = 0.0
+
+    @classmethod
+    def opened(cls, tenant: Tenant, token: str | None, path: str, post: Post) -> Place:
+        """One that clients can be handed over at; its post has still to be run.
+
+        Args:
+            tenant: whose it is.
+            token: see `Place`.
+            path: of the socket that the door finds it by.
+            post: what will keep the worker.
+
+        Raises:
+            CannotListen: when there can be no socket at that path.
+        """
+        with ExitStack() as stack:
+            (listener,) = stack.enter_context(listening_on([Address.unix(path)]))
+            return cls(tenant, token, post, listener, stack.pop_all())
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no process, and nobody has asked for one."""
+        sock = self.listener.socket
+        if not self.post.is_resting or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return not poll.poll(0)
+
+    def give_up_path(self) -> None:
+        """Has the next place of the same principal listen where this one still does."""
+        with suppress(OSError):
+            os.unlink(self.listener.address.path)
+
+    def close(self) -> None:
+        """Closes the socket; who waits there is sent away."""
+        self.closing.close()
+
+    async def status(self) -> dict[str, Any]:
+        """What its post says; one about which nothing can be said spoils nobody else's report."""
+        try:
+            return await self.post.status()
+        except Exception:  # noqa: BLE001
+            log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
+            return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+
+    async def idle_s(self) -> float:
+        """Seconds without connection and call; 0 when that cannot be said."""
+        try:
+            return await self.post.idle_s()
+        except Exception:  # noqa: BLE001  as above
+            log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
+            return 0.0

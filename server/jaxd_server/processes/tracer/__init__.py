@@ -1,0 +1,1 @@
+"""The sibling process that traces and lowers so that warm calls are not held up."""

@@ -1,0 +1,93 @@
+"""Keeps the interpreter free for warm calls while functions are traced beside them.
+
+Tracing holds the interpreter. A thread that reads a warm call gets it only when the tracing thread
+gives way, which Python asks of it every five milliseconds by default, and loses it again at each
+system call. And tracing makes so many objects that the garbage collector, which gives way to
+nobody, runs all the time. So threads take turns often here, and garbage is collected when no call
+is running. See docs/decisions/0011-who-waits-for-whom.md for what that changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from jaxd_server.execution.admission import Admission
+
+__all__ = ["Housekeeper"]
+
+_TURN_S: Final = 5e-6
+_LOOK_S: Final = 0.25
+_CHORES: Final = 240
+_LONG: Final = 12
+_YOUNG: Final = 1
+_WORTHWHILE: Final = 5_000
+_TOO_MANY: Final = 1_000_000
+
+
+class Housekeeper:
+    """Takes over when garbage is collected in this process.
+
+    Args:
+        admission: knows whether calls are running.
+        chores: done about once a minute.
+        glances: done at each look; quick.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        chores: Callable[[], None] = lambda: None,
+        glances: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._admission = admission
+        self._chores = chores
+        self._glances = glances
+        self._quiet_looks = 0
+        self._is_aged = False  # whether there is something that only a whole collection looks at
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
+
+    def start(self) -> None:
+        """Begins; to be called when all is imported that stays."""
+        sys.setswitchinterval(_TURN_S)
+        gc.collect()
+        gc.freeze()  # what is imported stays: looking at it again and again is for nothing
+        gc.disable()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leaves the garbage to Python again."""
+        self._ended.set()
+        self._thread.join()
+        gc.enable()
+
+    def _work(self) -> None:
+        for looks in itertools.count(1):
+            if self._ended.wait(_LOOK_S):
+                return
+            self.look()
+            self._glances()
+            if looks % _CHORES == 0:
+                self._chores()
+
+    def look(self) -> bool:
+        """Collects if there is something to collect and nobody waits; returns whether it did.
+
+        What is new is looked at when no call is running, all there is when none has for a while.
+        """
+        new = gc.get_count()[0]
+        self._quiet_looks = 0 if self._admission.is_busy else self._quiet_looks + 1
+        if new > _TOO_MANY or (new > _WORTHWHILE and self._quiet_looks):
+            gc.collect(_YOUNG)
+            self._is_aged = True
+            return True
+        if self._is_aged and self._quiet_looks >= _LONG:
+            gc.collect()
+            self._is_aged = False
+            return True
+        return False

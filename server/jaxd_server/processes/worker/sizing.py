@@ -1,0 +1,115 @@
+"""What the options of a server come to where this worker runs: sizes, places, and ways."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+
+import jax
+
+from jaxd_protocol.pickling.unpack.permission import doors
+from jaxd_server.cache import open_store
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.target import target
+from jaxd_server.compilation.eviction import Limits
+from jaxd_server.compilation.functions.receive import receive
+from jaxd_server.compilation.functions.table import Permit, Receive, permit_all
+from jaxd_server.compilation.remote_trace.policy import TraceIn
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.jax_compat import compilation_cache
+from jaxd_server.jax_compat.device_memory import all_devices_bytes, device_bytes_limit
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.logs import log_event
+
+__all__ = [
+    "content_bytes",
+    "limits",
+    "permitting",
+    "receiving",
+    "rest_after_s",
+    "shelf",
+    "trace_in",
+    "value_bytes",
+]
+
+_REST_AFTER_S = 600.0
+"""Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
+
+
+def limits(options: ServerOptions) -> Limits:
+    """How much programs may take of what."""
+    device_bytes = options.device_program_bytes
+    if device_bytes is None:
+        device_bytes = device_bytes_limit() // 10
+    return Limits(
+        options.max_executables, options.program_bytes, device_bytes, options.principal_share
+    )
+
+
+def value_bytes(options: ServerOptions) -> int:
+    """How much values may take."""
+    return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
+
+
+def content_bytes(options: ServerOptions) -> int:
+    """How much may be held of what clients may send again."""
+    return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
+
+
+def shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
+    """What is kept on disk for this machine; None where nothing is."""
+    accepted = {}
+    if options.accept == "exported":  # what was not looked at as this server does is not run here
+        accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
+    store = open_store(
+        target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
+    )
+    if store is None:
+        return None
+    compilation_cache.install(store, os.path.join(store.folder, "xla"))
+    return Shelf(store, packages)
+
+
+def rest_after_s(options: ServerOptions) -> float:
+    """How long this worker stays without a call; 0: for ever."""
+    if options.rest_after_s is not None:
+        return options.rest_after_s
+    return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
+
+
+def receiving(options: ServerOptions) -> Receive:
+    """How what clients send is opened; for a server of programs, nothing else ever is."""
+    if options.accept == "code":
+        return receive
+    from jaxd_server.compilation.functions.receive_exported import (
+        receive_exported,  # which few servers need
+    )
+    from jaxd_server.jax_compat.exported import require_export
+
+    require_export()
+    doors.shut()
+    for name in options.allow_targets:
+        log_event("native_code_unchecked", level=logging.WARNING, target=name)
+    return partial(receive_exported, unchecked=frozenset(options.allow_targets))
+
+
+def permitting(options: ServerOptions) -> Permit:
+    """What clients may say of a function; for a server of programs, what reaches no files."""
+    if options.accept == "code":
+        return permit_all
+    from jaxd_server.compilation.functions.receive_exported import require_harmless
+
+    return require_harmless
+
+
+def trace_in(options: ServerOptions) -> TraceIn:
+    """Where functions are traced: only beside a CPU can there be a second process."""
+    if options.accept == "exported":
+        return "worker"  # which reads the one form that there is
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return options.trace_in
+    if options.trace_in == "tracer":
+        log_event("tracer_refused", level=logging.WARNING, platform=platform)
+    return "worker"

@@ -1,0 +1,159 @@
+"""What a worker is doing at present: all of it, and what of that one principal is shown."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from jaxd_server.cache.usage import DiskUsage
+from jaxd_server.compilation.compiling.compiler import Compiler
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.jax_compat.device_memory import arrays_in_use, in_words, whole_device
+from jaxd_server.processes.worker.abandoned_work import Leftovers
+from jaxd_server.rpc.context import Workshop
+from jaxd_server.rpc.sessions import Sessions
+from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.values.store import Values
+
+__all__ = ["WorkerStatus", "memory_in_use"]
+
+_OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
+"""Of a status, what says nothing of anybody."""
+
+_NAMED: Final = 3
+"""How many of the largest programs are named."""
+
+
+class WorkerStatus:
+    """Looks at the parts of a worker. Safe from any thread.
+
+    Args:
+        workshop: what its connections share.
+        executables: what is ready to run.
+        sessions: who is here.
+        counters: where everything is counted.
+        compiler: knows what waits to be built.
+        leftovers: what runs on although nobody waits for it.
+        disk: how much is kept there.
+        counts_of: where is counted what is shown to a principal; None: it is shown what all did.
+    """
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        executables: Executables,
+        sessions: Sessions,
+        counters: Counters,
+        compiler: Compiler,
+        leftovers: Leftovers,
+        disk: DiskUsage,
+        counts_of: Callable[[str], Counts | None],
+    ) -> None:
+        self._workshop = workshop
+        self._pipeline = workshop.pipeline
+        self._executables = executables
+        self._sessions = sessions
+        self._counters = counters
+        self._compiler = compiler
+        self._leftovers = leftovers
+        self._disk = disk
+        self._counts_of = counts_of
+
+    def now(self) -> dict[str, Any]:
+        """The present state, beside the counters."""
+        running = self._pipeline.admission.running()
+        ready = self._executables.all()
+        values = self._workshop.values
+        disk = self._disk.now()
+        return {
+            "executables": len(ready),
+            "programs": len({id(executable.program) for executable in ready}),
+            "functions": len(self._pipeline.functions),
+            "connections": self._sessions.connections,
+            "sessions": len(self._sessions),
+            "principals": self._sessions.by_principal(),
+            "values": len(values),
+            "value_bytes": values.nbytes,
+            "content_bytes": values.contents.nbytes,
+            "running_calls": len(running),
+            "running": running,
+            "left_behind": self._leftovers.rows(),
+            "held_calls": len(self._workshop.backlog),
+            "queued_calls": len(self._workshop.runners),
+            "queued_builds": len(self._compiler.room()),
+            "idle_s": 0.0 if running else round(self._idle_s(), 3),
+            "disk_bytes": disk.bytes,
+            "disk_files": disk.files,
+            **self._workshop.traffic.totals(),
+        }
+
+    def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
+        """What a principal is shown of the status: what others do and who they are is not.
+
+        Args:
+            status: all of it, with the counters, `epoch` and `phase`.
+            principal: who asks.
+        """
+        own = self._counts_of(principal)
+        if own is None:
+            return status
+        rows = [row for row in status["principals"] if row["principal"] == principal]
+        sees = self._pipeline.decisions.acquaintances.sight(principal)
+        known = [one for one in self._executables.all() if sees(one.key)]
+        return {
+            **{name: status[name] for name in _OF_THE_SERVER},
+            **self._counters.snapshot(own),
+            **self._workshop.traffic.totals(principal),
+            **self._workshop.values.of(principal),
+            "connections": sum(row["connections"] for row in rows),
+            "sessions": sum(row["sessions"] for row in rows),
+            "executables": len(known),
+            "programs": len({id(one.program) for one in known}),
+            "functions": len({one.key for one in known}),
+            "running": [],
+            "principals": rows,
+        }
+
+    def _idle_s(self) -> float:
+        """Seconds since the last call, or since a client left when that was later."""
+        return min(self._counters.idle_s, self._sessions.quiet_s)
+
+
+def memory_in_use(executables: Iterable[Executable], values: Values) -> str:
+    """What takes memory now, in a few sentences.
+
+    Args:
+        executables: those that are in memory.
+        values: arrays that clients hold.
+    """
+    executables = list(executables)
+    arrays = arrays_in_use()
+    programs: dict[Program, list[str]] = {}
+    for one in executables:
+        programs.setdefault(one.program, []).append(one.name)
+    total = sum(map(_bytes_of, programs))
+    text = (
+        f"Now {_counted(len(arrays), 'array')} of {in_words(sum(arrays))} and "
+        f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
+    )
+    largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
+    if largest and len({one.principal for one in executables}) == 1:  # others' are not named
+        named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
+        text += f", the largest: {', '.join(named)}"
+    text = f"{text}. {whole_device()}"
+    if not len(values):
+        return text
+    held = f"{in_words(values.nbytes)} in {len(values)}"
+    return f"{text} Values that clients hold take {held}; `jaxd values` lists them."
+
+
+def _bytes_of(program: Program) -> int:
+    """What it takes where arrays are, too: a CPU says nothing of that, and it is the host's."""
+    return program.device_bytes or program.host_bytes
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,251 @@
+"""The process that owns the devices: puts every part together, answers, and drains.
+
+Started by the host with one JSON argument: options, inherited listeners, tether and epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.execution.crash_guard import Suspects
+from jaxd_server.processes.worker.report import WorkerReport
+from jaxd_server.processes.worker.retirement import still_needed
+from jaxd_server.runtime import logs
+from jaxd_server.runtime.child_process import (
+    die_with_the_parent,
+    read_argument,
+    show_stacks_when_asked,
+)
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.flight_recorder import BlackBox
+from jaxd_server.runtime.json_lines import Tether
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.memory import allow_files
+from jaxd_server.runtime.timers import process_timers
+from jaxd_server.user_code.capture_output import hear_user_code
+from jaxd_server.user_code.sandbox import prepare_for_user_code
+
+__all__ = ["Worker", "main"]
+
+
+def main() -> None:
+    """Runs a worker until its host drains it or dies."""
+    argument = read_argument()
+    options = ServerOptions.from_json(argument["options"])
+    principal = argument.get("principal")
+    logs.configure(options.log_format, "worker", principal)
+    die_with_the_parent()
+    worker = Worker(options, argument.get("black_box_fd"), principal)
+    tether = worker.tether = Tether(
+        socket.socket(fileno=argument["tether_fd"]),
+        worker.report.to_host,
+        worker.stop.set,
+        lambda: os._exit(1),  # without a host nobody could stop or replace us
+        worker.obey,
+    )
+    allow_files(options.max_connections)
+    if argument.get("stands_by"):
+        _stand_by(worker, tether)
+    else:
+        worker.begin(argument)
+    worker.prepare(argument["listeners"])
+    if worker.holds:
+        tether.tell({"event": "prepared"})
+        worker.may_open.wait()
+    worker.open()
+    tether.tell({"event": "ready"})
+    worker.stop.wait()
+    if worker.outdated:
+        tether.tell({"event": "outdated", "changes": worker.outdated})
+    if worker.is_resting:
+        tether.tell({"event": "resting"})
+    worker.drain()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # drained: nothing is left that an orderly exit could wait for
+
+
+def _stand_by(worker: Worker, tether: Tether) -> None:
+    """Imports all that a worker needs, and returns when the host has use for it.
+
+    The device is not touched: another worker has it. Ends the process when what was imported has
+    changed on disk since.
+    """
+    import jaxd_server.processes.worker.wiring  # noqa: F401
+    from jaxd_server.runtime.imported_packages import ImportedPackages
+
+    packages = ImportedPackages()
+    packages.note()
+    tether.tell({"event": "standing_by"})
+    worker.has_begun.wait()
+    if packages.changes():
+        tether.tell({"event": "stale"})
+        os._exit(0)
+
+
+class Worker:
+    """All parts of one worker.
+
+    Args:
+        options: what the server was told at its start.
+        box: descriptor of the black box; None where nobody reads it.
+        principal: whose worker it is; None: everybody's.
+
+    Attributes:
+        report: what it says of itself.
+        tether: the line to the host, once there is one.
+        has_begun: set once it is known which worker this is.
+        holds: whether it waits for `may_open` before it accepts clients.
+        may_open: set when it may.
+        stop: set when the worker is to drain, by its host or by itself.
+        outdated: what has changed on disk, when that is why it drains; empty else.
+        is_resting: whether it drains because nobody has needed it.
+    """
+
+    def __init__(
+        self, options: ServerOptions, box: int | None = None, principal: str | None = None
+    ) -> None:
+        self.tether: Tether | None = None
+        self.has_begun = threading.Event()
+        self.holds = False
+        self.may_open = threading.Event()
+        self.stop = threading.Event()
+        self.outdated: list[str] = []
+        self.is_resting = False
+        self._is_stuck = False
+        self._options = options
+        self._principal = principal
+        self._suspects = Suspects()
+        self._box = None if box is None else BlackBox(box)
+        self._counters = Counters()
+        self.report = WorkerReport(options, self._counters)
+        self._parts: Any = None
+        self._listeners: list[tuple[socket.socket, Address]] = []
+        self._endpoints: list[Any] = []
+
+    def begin(self, order: Mapping[str, Any]) -> None:
+        """Becomes the worker of an epoch, as the host says."""
+        epoch = self.report.epoch = order["epoch"]
+        self._suspects = Suspects(order.get("suspects", ()), epoch)
+        self.holds = order.get("holds") is True
+        self.has_begun.set()
+
+    def prepare(self, listeners: list[dict[str, Any]]) -> None:
+        """Imports jax and builds the parts: all but letting clients in."""
+        from jaxd_server.processes.worker.wiring import (
+            Parts,  # imports jax; the host must see our tether before
+        )
+        from jaxd_server.user_code.jax_callbacks import have_clients_called_back
+
+        self._parts = self.report.parts = Parts(
+            self._options,
+            self._counters,
+            self.report.answer,
+            self.renew,
+            self.rest,
+            self._suspects,
+            self._box,
+            self.replace,
+        )
+        if self._principal is not None:
+            self._parts.reserve(self._principal)
+        prepare_for_user_code()
+        hear_user_code()
+        have_clients_called_back()
+        show_stacks_when_asked()
+        self._parts.settle()
+        for listener in listeners:
+            sock = socket.socket(fileno=listener["fd"])
+            sock.setblocking(True)
+            self._listeners.append((sock, Address.parse(listener["address"])))
+
+    def open(self) -> None:
+        """Accepts clients from now on."""
+        for sock, address in self._listeners:
+            endpoint = self._parts.endpoint(sock, address, self.report.welcome)
+            endpoint.start_in_thread()
+            self._endpoints.append(endpoint)
+            self.report.listening.append(str(address))
+        log_event("accepting", epoch=self.report.epoch)
+
+    def drain(self) -> None:
+        """Finishes running calls and refuses new ones."""
+        if self._is_stuck:  # others may wait behind what does not end; their clients come again
+            process_timers.after(self._options.drain_timeout_s, self._end_at_once)
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._parts.drain()
+        log_event("drained", calls=self._counters.snapshot()["calls"])
+
+    def renew(self, changes: list[str]) -> None:
+        """Ends this worker, so that the next one imports what has changed on disk.
+
+        Whoever is told to come again, once this returns, comes to the next one.
+        """
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self.outdated = changes
+        self.stop.set()
+
+    def replace(self, reasons: list[str]) -> None:
+        """Ends this worker, because something in it cannot be ended otherwise."""
+        self._is_stuck = True
+        self.renew(reasons)
+
+    def _end_at_once(self) -> None:
+        log_event("drained_in_part", calls=self._counters.snapshot()["calls"])
+        self._parts.flush()
+        os._exit(0)
+
+    def rest(self) -> None:
+        """Ends this worker until somebody needs one."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self.is_resting = True
+        self.stop.set()
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Does what its host asks for beside `status` and `drain`."""
+        match order:
+            case {"ask": "begin", "epoch": int()}:
+                self.begin(order)
+            case {"ask": "open"}:
+                self.may_open.set()
+            case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
+                threading.Thread(
+                    target=self.give_way, args=(force, is_followed), name="jaxd-give-way"
+                ).start()
+            case {"ask": "release", "fingerprint": str(fingerprint)}:
+                self._suspects.release(fingerprint)
+            case _:
+                pass  # a newer host may ask for more
+
+    def give_way(self, force: bool, is_followed: bool) -> None:
+        """Ends this worker in favour of the next one, and tells the host; or tells why not.
+
+        Args:
+            force: also when arrays of clients are lost.
+            is_followed: whether the next one is there already.
+        """
+        assert self.tether is not None
+        parts = self._parts
+        obstacle = "" if force else still_needed(parts.pipeline.admission, parts.values)
+        if obstacle:
+            self.tether.tell({"event": "needed", "why": obstacle})
+            return
+        for endpoint in self._endpoints:
+            endpoint.close()
+        parts.pipeline.admission.replace(is_followed=is_followed)
+        self.tether.tell({"event": "gave_way"})
+        self.stop.set()
+
+
+if __name__ == "__main__":
+    main()

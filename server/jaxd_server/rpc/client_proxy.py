@@ -1,0 +1,180 @@
+"""A connection's client, as those see it who answer a call of it: asked, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.wire import Frame, Value
+from jaxd_server.compilation.functions.function import Described
+from jaxd_server.runtime.events import OUTPUT
+from jaxd_server.user_code.callback_messages import pack_callback, read_callback
+from jaxd_server.user_code.callback_targets import Aim
+
+__all__ = ["QUESTION_S", "Asking", "Questions"]
+
+
+class _Peer(Protocol):
+    """A connection on which the client can be asked."""
+
+    owner: bytes
+
+    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
+        """The client's answer."""
+
+    def ask_patiently(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> tuple[Value, Frame]:
+        """The client's answer, however long that takes it."""
+
+    def tell(self, verb: str, *args: Value) -> None:
+        """Sends what has no answer, and may be left out."""
+
+    def say(self, verb: str, *args: Value) -> None:
+        """Sends what has no answer, before the reply and in order."""
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Within it, the client's other messages are read on."""
+
+
+class Asking:
+    """A source of functions and a listener to events.
+
+    Args:
+        connection: where the client is.
+        number: its number for the call.
+
+    Attributes:
+        owner: names the connection; see `FunctionSource`.
+    """
+
+    __slots__ = ("_connection", "_number", "owner")
+
+    def __init__(self, connection: _Peer, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self.owner = connection.owner
+
+    def describe(self, key: bytes) -> Described:
+        """What a key stands for."""
+        (name, options, message), _ = self._connection.ask("describe", key)
+        meaning = Meaning.from_message(message)
+        return Described(meaning.fingerprint, name, Options.from_bytes(options), meaning)
+
+    def code(self, fingerprint: bytes) -> bytes | memoryview:
+        """The packed function.
+
+        Raises:
+            ProtocolError: when the client sends something else.
+        """
+        _, frame = self._connection.ask("code", fingerprint)
+        if len(frame.buffers) != 1:
+            raise ProtocolError("the client sent no code for a function that it called.")
+        return frame.buffers[0]
+
+    def call_back(
+        self,
+        aim: Aim,
+        held: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        wants_result: bool,
+    ) -> Any:
+        """Has the client call a function of its own; its result, arrays as numpy's.
+
+        Raises:
+            ConnectionLost: when the client goes away first.
+            Exception: what the function raises.
+        """
+        asked, buffers = pack_callback(aim, held, args, kwargs)
+        question = (self._number, *asked, int(wants_result))
+        with self._connection.parked():
+            value, frame = self._connection.ask_patiently("callback", question, buffers)
+        return read_callback(value, frame.buffers) if wants_result else None
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within it the call waits for its client, or for another call's."""
+        return self._connection.parked()
+
+    def emit(self, kind: str, content: dict[str, Any]) -> None:
+        """Tells the client what becomes of its call, or what the call says."""
+        send = self._connection.say if kind in _SAID else self._connection.tell
+        send("event", self._number, kind, json.dumps(content))
+
+
+_SAID: Final = OUTPUT | {"compiled"}
+"""Events that are the user's own: none of them is left out."""
+
+
+QUESTION_S: Final = 120.0
+"""Seconds that a client has to say what its function is; others may be waiting for the same one."""
+
+
+class Questions:
+    """The open questions of one connection. Thread-safe: each step on the dict is atomic."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Future[tuple[Value, Frame]]] = {}
+        self._closed = False
+
+    def ask(
+        self, seq: int, send: Callable[[], None], *, patiently: bool = False
+    ) -> tuple[Value, Frame]:
+        """The client's answer to question `seq`, and the frame with its buffers.
+
+        Args:
+            seq: its number.
+            send: sends it.
+            patiently: whether the client may take as long as it likes.
+
+        For threads that answer a call, which is parked meanwhile; never for the reading one.
+
+        Raises:
+            ConnectionLost: when the client goes away first, or does not answer for too long.
+            PackingError: when it cannot send what it is asked for.
+        """
+        question = self._open[seq] = Future()
+        try:
+            if self._closed:
+                raise ConnectionLost("the client went away")
+            send()
+            value, frame = question.result(None if patiently else QUESTION_S)
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"the client did not answer within {QUESTION_S:.0f} s what its function is. "
+                "Call again."
+            ) from error
+        except EOFError as error:
+            raise ConnectionLost("the client went away") from error
+        finally:
+            del self._open[seq]
+        if value[:1] == (FAILED,):
+            raise rebuild_failure(value[1])
+        return value, frame
+
+    def answer(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """The client answered question `seq`; nothing happens when nobody waits for that."""
+        question = self._open.get(seq)
+        if question is None or question.done():
+            return
+        if failed:
+            question.set_exception(ProtocolError(f"the client could not answer: {value}"))
+        else:
+            question.set_result((value, frame))
+
+    def close(self) -> None:
+        """The client is gone: nobody waits any more."""
+        self._closed = True
+        lost = ConnectionLost("the client went away")
+        for question in list(self._open.values()):
+            if not question.done():
+                question.set_exception(lost)

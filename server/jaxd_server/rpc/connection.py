@@ -1,0 +1,212 @@
+"""One client's connection: reads its messages, runs or hands on its calls, asks it things."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from jaxd_protocol.errors import JaxdError, ProtocolError, ServerDraining
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
+from jaxd_protocol.wire.adaptive_wait import Patience
+from jaxd_server.execution.call import Reply
+from jaxd_server.rpc.call_scheduler import CallDesk
+from jaxd_server.rpc.client_proxy import Asking, Questions
+from jaxd_server.rpc.context import Workshop
+from jaxd_server.rpc.flow_control import Share
+from jaxd_server.rpc.reader_handoff import Readership
+from jaxd_server.rpc.send_queue import Outbox
+from jaxd_server.rpc.services.admin import INQUIRIES, OPERATIONS
+from jaxd_server.rpc.services.values import VALUE_VERBS, ValueDesk
+from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.sessions import Session
+from jaxd_server.runtime.logs import log_event
+
+__all__ = ["ServerConnection"]
+
+
+class ServerConnection(BulkConnection):
+    """The server's end. Its calls may run in many threads; one thread at a time reads."""
+
+    def __init__(
+        self, root: object, stream: BulkStream, workshop: Workshop, session: Session
+    ) -> None:
+        self._workshop = workshop
+        self._session = session
+        self._share = Share(workshop.budget, workshop.slots, session.principal)
+        channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
+        super().__init__(root, channel, {})
+        self.owner = os.urandom(16)
+        self._questions = Questions()
+        self._outbox = Outbox(self, self._share, workshop.max_result_bytes)
+        self._own = Belongings(session, workshop.values, workshop.max_shared_bytes)
+        self._values = ValueDesk(
+            self._own.holdings,
+            workshop.pipeline.shortage,
+            workshop.max_result_bytes,
+            session.device,
+        )
+        self._calls = CallDesk(
+            workshop,
+            session,
+            self._share,
+            self._own,
+            self._outbox,
+            partial(Asking, self),
+            self._here,
+        )
+        self._told: dict[str, Callable[..., None]] = {
+            "cancel": self._calls.cancel,
+            "drop": self._own.drop,
+            "unshare": self._own.forget_blocks,
+            "bye": self._own.end_session,
+        }
+        self._ended = threading.Event()
+        self._patience = Patience(stream.readiness())
+        self._readership = Readership(self._read_one, self._on_end)
+
+    def serve(self) -> None:
+        """Reads and answers until the connection ends; the calling thread is the first reader."""
+        self._workshop.sentry.watch(self._readership)
+        self._workshop.traffic.add(self._channel, self._session.principal)
+        try:
+            self._readership.run()
+            self._ended.wait()  # another thread may have taken over the reading
+        finally:
+            self._workshop.sentry.unwatch(self._readership)
+            self._workshop.traffic.remove(self._channel)
+
+    def _read_one(self) -> None:
+        self.dispatch(self._channel.recv())
+
+    def _on_end(self, error: Exception) -> None:
+        known = isinstance(error, JaxdError)  # some of which are OSErrors as well
+        if known or not isinstance(error, EOFError | OSError):
+            text = str(error) if known else "".join(traceback.format_exception(error))
+            log_event("connection_dropped", level=logging.WARNING, reason=text)
+        self.shut()
+        self._calls.close()
+        self._share.close()
+        self._questions.close()
+        self._own.close()
+        self._outbox.close()
+        self._ended.set()
+
+    # what the client asks ---------------------------------------------------------------------
+
+    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """Starts a call, or answers a question about the server at once."""
+        if verb == "call":
+            return self._calls.take(seq, args, frame)
+        who = self._session.principal
+        if verb in OPERATIONS or verb in INQUIRIES:
+            return self._on_operation(
+                seq, partial(self._workshop.operations.answer, verb, args, who)
+            )
+        if verb == "stages":
+            source = Asking(self, seq)
+            show = self._workshop.stages.answer
+            own = self._session.counts
+            return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
+        if verb in VALUE_VERBS:
+            return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
+        self._share.settle()
+        if verb in self._told:
+            self._told[verb](*args)
+            return None
+        if verb == "share":
+            return self.send_reply(seq, self._own.share_block(frame.descriptors, *args))
+        if verb == "adopt":
+            return self.send_reply(seq, self._own.holdings.adopt(*args))
+        if verb in ("statistics", "info"):
+            return self.send_reply(seq, json.dumps(self._workshop.report(verb, who)))
+        if verb == "devices":
+            return self.send_reply(seq, json.dumps(self._workshop.devices(self._session)))
+        raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
+
+    def _on_operation(self, seq: int, work: Callable[[], Reply]) -> None:
+        """Counts as a call, so that the server does not end before its reply is sent."""
+        nbytes = self._share.begin()
+        try:
+            self._workshop.builders.submit(self._answer_elsewhere, seq, work, nbytes)
+        except BaseException:
+            self._share.end(nbytes)
+            raise
+
+    def _on_values(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> Reply:
+        """Counts as a call: a worker does not give way to the next one while arrays arrive."""
+        admission = self._workshop.pipeline.admission
+        try:
+            running = admission.enter_beside(f"({verb})", leaves_values=verb == "put")
+        except ServerDraining as error:
+            return (FAILED, describe_failure(error)), ()
+        try:
+            return self._values.answer(verb, args, buffers)
+        finally:
+            admission.leave(running)
+
+    def _here(self, run: Callable[[], object]) -> None:
+        """In the reading thread, which is the connection's own: it may wait for the client."""
+        turn = self._readership.begin_inline()
+        self._workshop.sentry.rouse()
+        run()
+        self._readership.end_inline(turn)
+        if not self._channel.reader.has_input():
+            self._patience.wait()
+
+    def _answer_elsewhere(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
+        self._outbox.later(seq, work(), nbytes)
+
+    # what the server asks ---------------------------------------------------------------------
+
+    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
+        """The client's answer to `verb`; see `Questions.ask`."""
+        seq = next(self.numbers)
+        return self._questions.ask(seq, lambda: self.send_request(seq, verb, args))
+
+    def ask_patiently(
+        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> tuple[Value, Frame]:
+        """As `ask`, with buffers, of what takes the client as long as it likes."""
+        seq = next(self.numbers)
+
+        def send() -> None:  # behind what the call has said
+            try:
+                self.send_request(seq, verb, args, buffers)
+            except EOFError:
+                return  # then the question fails as well
+            except JaxdError as error:
+                self._questions.answer(seq, str(error), True, Frame())
+
+        return self._questions.ask(seq, lambda: self._outbox.put(send), patiently=True)
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """A call waits: its client's messages are read on, whatever the budget says."""
+        self._share.park()
+        try:
+            yield
+        finally:
+            self._share.unpark()
+
+    def tell(self, verb: str, *args: Value) -> None:
+        """See `Outbox.tell`."""
+        self._outbox.tell(verb, *args)
+
+    def say(self, verb: str, *args: Value) -> None:
+        """See `Outbox.say`."""
+        self._outbox.say(verb, *args)
+
+    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
+        """The client answered one of our questions."""
+        self._share.settle()
+        self._questions.answer(seq, value, failed, frame)

@@ -1,0 +1,64 @@
+"""What all connections of a worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.rpc.flow_control import Backlog, Budget
+from jaxd_server.rpc.inflight_calls import Terms
+from jaxd_server.rpc.reader_handoff import Sentry
+from jaxd_server.rpc.services.admin import Operations
+from jaxd_server.rpc.services.stages import Stages
+from jaxd_server.rpc.sessions import Session
+from jaxd_server.runtime.counters import Traffic
+from jaxd_server.runtime.threads.executors import FairThreads, FreshThreads
+from jaxd_server.values.store import Values
+
+__all__ = ["Workshop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all connections of a worker share.
+
+    Attributes:
+        pipeline: answers calls.
+        operations: answers who looks after the server.
+        stages: shows what becomes of a function.
+        runners: threads for warm calls that take a while.
+        builders: threads for calls that may have to build an executable first, and operations.
+        sentry: looks after the readers.
+        budget: bytes held by all connections.
+        traffic: counts the bytes of all connections.
+        values: arrays that stay on the server.
+        slots: calls in flight on one connection.
+        max_frame_bytes, max_result_bytes: limits of what is received and sent.
+        max_shared_bytes: of a client's memory that is mapped.
+        report: JSON-able answers to `statistics` and `info`, to a principal.
+        devices: the same to `devices`, for a session.
+        backlog: calls that were taken on.
+        max_connections: how many clients may be connected.
+        terms: what holds for calls that others than a connection's reader answer.
+    """
+
+    pipeline: Pipeline
+    operations: Operations
+    stages: Stages
+    runners: FairThreads
+    builders: FreshThreads
+    sentry: Sentry
+    budget: Budget
+    traffic: Traffic
+    values: Values
+    slots: int
+    max_frame_bytes: int
+    max_result_bytes: int
+    max_shared_bytes: int
+    report: Callable[[str, str], dict[str, Any]]
+    devices: Callable[[Session], dict[str, Any]]
+    terms: Terms
+    backlog: Backlog
+    max_connections: int

@@ -1,0 +1,96 @@
+"""A reception whose clients have their calls answered in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from jaxd_protocol.errors import Busy, ConfigurationError
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import finish_greeting, refuse
+from jaxd_protocol.wire import BulkChannel, stream_over
+from jaxd_server.auth.acceptor import Admits, Reception
+from jaxd_server.auth.authenticator import Admitted
+from jaxd_server.auth.connected_accounts import Visitors
+from jaxd_server.rpc.connection import ServerConnection
+from jaxd_server.rpc.context import Workshop
+from jaxd_server.rpc.flow_control import Share
+from jaxd_server.rpc.sessions import Sessions
+from jaxd_server.rpc.stock_client import serve_stock
+
+__all__ = ["Endpoint"]
+
+
+class Endpoint(Reception):
+    """Serves the clients of one listener, a thread for each.
+
+    Args:
+        listener: an inherited, bound and listening socket.
+        address: what it listens on.
+        doorman: decides who comes in.
+        sessions: where clients are entered.
+        workshop: what all connections share.
+        welcome: what a client is told of the server, beside its session.
+        visitors: those who came in with an account; by default nobody looks at them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        address: Address,
+        doorman: Admits,
+        sessions: Sessions,
+        workshop: Workshop,
+        welcome: Callable[[], dict[str, Any]],
+        visitors: Visitors | None = None,
+    ) -> None:
+        super().__init__(listener, address, doorman, workshop.max_connections, visitors)
+        self._sessions = sessions
+        self._workshop = workshop
+        self._welcome = welcome
+
+    def _serve_client(self, admitted: Admitted) -> None:
+        if admitted.guest is None:
+            return self._serve_stock_client(admitted)
+        line = admitted.line
+        guest = admitted.guest
+        try:
+            self._check_room()
+            session = self._sessions.enter(guest.session, admitted.principal, guest.device)
+        except (Busy, ConfigurationError) as error:
+            refuse(line, error)
+            raise
+        try:
+            welcome = {"auth": "none", "session": session.id, **self._welcome()}
+            versions = welcome.pop("versions")
+            finish_greeting(line, versions, admitted.proof, welcome)
+            stream = stream_over(line)
+            stream.expect_descriptors()
+            ServerConnection(self.service, stream, self._workshop, session).serve()
+        finally:
+            self._sessions.leave(session)
+        return None
+
+    def _check_room(self) -> None:
+        """Raises `Busy` when as many clients are connected as may be."""
+        if self._sessions.connections >= self._workshop.max_connections:
+            raise Busy(
+                f"{self._workshop.max_connections} clients are connected, which is as many as this "
+                "server takes (--max-connections). Close some, or connect later."
+            )
+
+    def _serve_stock_client(self, admitted: Admitted) -> None:
+        principal = admitted.principal
+        workshop = self._workshop
+        share = Share(workshop.budget, workshop.slots, principal)
+        stream = stream_over(admitted.line)
+        channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
+        session = self._sessions.enter(None, principal, 0)  # where its calls run
+        workshop.traffic.add(channel, principal)
+        try:
+            serve_stock(workshop.pipeline, share, channel, principal)
+        finally:
+            share.close()
+            workshop.traffic.remove(channel)
+            self._sessions.leave(session, for_good=True)

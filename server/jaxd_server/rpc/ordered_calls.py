@@ -1,0 +1,263 @@
+"""The calls of one session on its values, in the order in which they arrived.
+
+The next one is dispatched while the device still works on the last, as in a process of its own.
+A call that is started in no time is started by whichever thread sees first that it may be: the one
+that has read it, or the one that has sent the reply before. Each thread that need not be woken
+leaves the processor to the device, which is one of its threads where it is a CPU.
+
+Replies that their client has not acknowledged are remembered: a call on values must not run twice.
+A client whose connection was lost sends such calls again. Those that ran are answered from here,
+those that still run when they are done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from jaxd_protocol.errors import ConnectionLost
+from jaxd_protocol.messages.calls import FAILED, is_failure
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_server.execution.call import Finish, Reply
+from jaxd_server.runtime.threads.executors import SerialExecutor
+
+__all__ = ["AHEAD", "Lane", "Remembered"]
+
+
+_MOST: Final = 1024
+MOST_BYTES: Final = 1 << 26
+"""Of all replies of a session, beside the last one."""
+
+Again = Callable[[], None]
+
+_ANSWERED: Final[Reply] = (
+    (FAILED, describe_failure(ConnectionLost("this call was answered before.")), b""),
+    (),
+)
+"""What a call gets that lay in a lost connection until its answer had arrived over another one."""
+
+_LET_GO: Final[Reply] = (
+    (
+        FAILED,
+        describe_failure(
+            ConnectionLost(
+                "the reply to this call was lost with its connection, and too large to be kept. "
+                "Leave large results on the server: results='auto'."
+            )
+        ),
+        b"",
+    ),
+    (),
+)
+"""What a call gets that is sent again when its large reply is held no longer."""
+
+
+class Remembered:
+    """What became of the last calls of a session, by their numbers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._replies: dict[int, Reply] = {}
+        self._open: dict[int, list[tuple[Send, Again]]] = {}
+        self._acked = 0
+        self._lock = threading.Lock()  # guards all of these
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def meet(
+        self, number: int, acked: int, send: Send, again: Again = lambda: None
+    ) -> Callable[[], None] | None:
+        """None when a call is new.
+
+        Else what answers it, with the reply of the first time; nothing to do when that still runs.
+
+        Args:
+            number: of the call.
+            acked: calls with smaller numbers have been answered for good.
+            send: sends a reply.
+            again: runs it after all, when the first could not ask its client for the function.
+        """
+        with self._lock:
+            self._acked = max(acked, self._acked)
+            for old in [each for each in self._replies if each < self._acked]:
+                del self._replies[old]
+            reply = _ANSWERED if number < self._acked else self._replies.get(number)
+            if reply is None:
+                is_new = number not in self._open
+                self._open.setdefault(number, []).append((send, again))
+                return None if is_new else _nothing
+        return partial(send, reply)
+
+    def answer(self, number: int, reply: Reply) -> None:
+        """A call is done: has its reply sent to all who asked, and remembers it.
+
+        One that lost its client before it could run is no longer known, or begins anew for who has
+        sent it again.
+        """
+        again: Again | None = None
+        with self._lock:
+            asked = self._open.pop(number, [])
+            if _never_ran(reply):
+                asked, others = asked[:1], asked[1:]
+                if others:
+                    self._open[number] = others
+                    again = others[0][1]
+            elif number >= self._acked:
+                self._replies[number] = reply
+                self._make_room(number)
+        for send, _ in asked:
+            send(reply)
+        if again is not None:
+            again()
+
+    def _make_room(self, newest: int) -> None:
+        """Of what a client does not acknowledge, only so much is held. The lock is held."""
+        if len(self._replies) > _MOST:
+            del self._replies[min(self._replies)]
+        total = sum(_size(reply) for reply in self._replies.values())
+        for number in sorted(self._replies):
+            if total <= MOST_BYTES or number == newest:
+                return
+            total -= _size(self._replies[number])
+            if _size(self._replies[number]):
+                self._replies[number] = _LET_GO
+
+
+def _size(reply: Reply) -> int:
+    return sum(map(len, reply[1]))
+
+
+def _never_ran(reply: Reply) -> bool:
+    """Whether a call failed because its client was gone when it was asked for the function."""
+    kind, *rest = reply[0]
+    return kind == FAILED and rest[1:] == [b""] and is_failure(rest[0], ConnectionLost)
+
+
+def _nothing() -> None:
+    pass
+
+
+AHEAD: Final = 4
+"""Calls of one session that are dispatched and not done."""
+
+_LINGER_S: Final = 0.25
+
+Start = Callable[[], Finish]
+Send = Callable[[Reply], None]
+
+
+class _Call(NamedTuple):
+    start: Start
+    send: Send
+    is_short: bool
+
+
+class _Job(NamedTuple):
+    do: Callable[[], None]
+    is_short: bool = True
+
+
+class Lane:
+    """Starts calls in order, and has each reply sent when its call is done. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Call | _Job] = deque()
+        self._starts = False  # whether some thread is starting one, or about to
+        self._ahead = 0
+        self._lock = threading.Lock()  # guards all of the above
+        self._long = SerialExecutor("jaxd-lane", _LINGER_S)
+        self._finishes = SerialExecutor("jaxd-deliver", _LINGER_S)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is being started or waits for that."""
+        return not (self._starts or self._waiting)
+
+    def enter(
+        self, start: Start, send: Send, *, is_short: bool = False, at_once: bool = False
+    ) -> Callable[[], None]:
+        """Gives a call its place behind those that came before, in no time.
+
+        Args:
+            start: starts it.
+            send: sends its reply.
+            is_short: whether it is started in no time; then it may be in the calling thread.
+            at_once: whether it is run in the calling thread, whole, when nothing is before it.
+
+        Returns:
+            What goes on with it, or with those before it; to be called, perhaps much later.
+        """
+        if at_once and self._claim():
+            return partial(self._run, start, send)
+        self._waiting.append(_Call(start, send, is_short))
+        return self._go_on
+
+    def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
+        """Has a call started when its turn comes; see `enter`."""
+        self.enter(start, send, is_short=is_short)()
+
+    def then(self, job: Callable[[], None]) -> None:
+        """Has `job` done when all calls that came before it were started; at once if they were."""
+        self._waiting.append(_Job(job))
+        self._go_on()
+
+    def _claim(self) -> bool:
+        """Whether no other call is being started or waits; then nobody else starts any."""
+        with self._lock:
+            if self._starts or self._waiting:
+                return False
+            self._starts = True
+            return True
+
+    def _run(self, start: Start, send: Send) -> None:
+        send(start()())
+        self._started()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Starts what may be started, until one takes long: that has a thread for it."""
+        while (next_one := self._next()) is not None:
+            if not next_one.is_short:
+                return self._long.put(lambda: self._begin_long(next_one))
+            self._begin(next_one)
+        return None
+
+    def _next(self) -> _Call | _Job | None:
+        """What this thread is in charge of from now on; None when there is nothing to start."""
+        with self._lock:
+            if self._starts or not self._waiting:
+                return None
+            if type(self._waiting[0]) is _Call:
+                if self._ahead >= AHEAD:
+                    return None  # whoever finishes one goes on
+                self._ahead += 1
+            self._starts = True
+            return self._waiting.popleft()
+
+    def _begin_long(self, next_one: _Call | _Job) -> None:
+        self._begin(next_one)
+        self._go_on()
+
+    def _begin(self, next_one: _Call | _Job) -> None:
+        if isinstance(next_one, _Job):
+            next_one.do()
+        else:
+            finish, send = next_one.start(), next_one.send
+            self._finishes.put(lambda: self._finish(finish, send))
+        self._started()
+
+    def _started(self) -> None:
+        with self._lock:
+            self._starts = False
+
+    def _finish(self, finish: Finish, send: Send) -> None:
+        try:
+            reply = finish()
+        finally:
+            with self._lock:
+                self._ahead -= 1
+        send(reply)
+        self._go_on()

@@ -1,0 +1,144 @@
+"""What is sent to one client: replies, and what its calls say, in turn.
+
+A send waits for as long as the client likes, and a client that does not read keeps nobody but
+itself: what others than its own threads send goes through a line of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from jaxd_protocol.errors import InternalError, LimitExceeded
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.wire import BulkConnection, Value
+from jaxd_server.execution.call import Reply
+from jaxd_server.rpc.flow_control import Share
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.threads.executors import SerialExecutor
+
+__all__ = ["MAX_WAITING_EVENTS", "Outbox"]
+
+MAX_WAITING_EVENTS: Final = 64
+"""Messages to one client that wait to be sent; beyond that its events are dropped."""
+
+_MAX_WAITING_WORDS: Final = 256
+"""What calls have said and is not sent yet; beyond that they wait before they say more."""
+
+_PATIENCE_S: Final = 30.0
+"""How long a call waits for a client that does not read, before what it says is dropped."""
+
+
+class Outbox:
+    """Thread-safe.
+
+    Args:
+        connection: to the client.
+        share: what its calls hold; given back with their replies.
+        max_bytes: of a result.
+    """
+
+    def __init__(self, connection: BulkConnection, share: Share, max_bytes: int) -> None:
+        self._connection = connection
+        self._share = share
+        self._max_bytes = max_bytes
+        self._waiting = SerialExecutor("jaxd-send")
+        self._room_for_words = threading.BoundedSemaphore(_MAX_WAITING_WORDS)
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """How much waits behind what is being sent."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """The client is gone: nothing more is said to it."""
+        self._is_closed = True
+
+    def put(self, send: Callable[[], None]) -> None:
+        """Has something sent behind what waits already; it must not raise."""
+        self._waiting.put(send)
+
+    def now(self, seq: int, answer: Reply, nbytes: int) -> None:
+        """From a thread that works for this client alone, so that it may wait for it."""
+        if self._waiting.is_idle:
+            self._send_answer(seq, answer, nbytes)
+        else:  # behind what the call has said
+            self.later(seq, answer, nbytes)
+
+    def later(self, seq: int, answer: Reply, nbytes: int) -> None:
+        """From any thread, which does not wait for a client that does not read."""
+        held = sum(map(len, answer[1]))
+        self._share.hold(held)
+
+        def send() -> None:
+            try:
+                self._send_answer(seq, answer, nbytes)
+            finally:
+                self._share.hold(-held)
+
+        self._waiting.put(send)
+
+    def _send_answer(self, seq: int, answer: Reply, nbytes: int) -> None:
+        try:
+            value, buffers = answer
+            size = sum(map(len, buffers))
+            if size > self._max_bytes:
+                value, buffers = self._over_limit(size), ()
+            self._connection.send_reply(seq, value, buffers)
+        except EOFError:
+            return  # the client is gone; its reader sees that too
+        except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
+            self._apologise(seq, error)
+        finally:
+            self._share.end(nbytes)
+
+    def _apologise(self, seq: int, error: Exception) -> None:
+        """Sends an error where the reply could not be sent."""
+        if not isinstance(error, LimitExceeded):
+            log_event("reply_failed", level=logging.ERROR)
+            error = InternalError(
+                f"the server could not send the result: {error!r}. Its log has the traceback; "
+                "please report it."
+            )
+        with suppress(EOFError):
+            self._connection.send_reply(seq, (FAILED, describe_failure(error)))
+
+    def _over_limit(self, size: int) -> tuple[int, tuple[Any, ...]]:
+        error = LimitExceeded(
+            f"the result has {size:,} bytes; this server sends at most "
+            f"{self._max_bytes:,}. Return less, or start the server with a larger "
+            "--max-result-bytes."
+        )
+        return FAILED, describe_failure(error)
+
+    def tell(self, verb: str, *args: Value) -> None:
+        """Sends the client a message that it does not answer, without waiting for it to go out.
+
+        Dropped when the client is gone, or too much waits for it already.
+        """
+        if len(self._waiting) < MAX_WAITING_EVENTS:
+            self._waiting.put(partial(self._send_message, verb, args))
+
+    def say(self, verb: str, *args: Value) -> None:
+        """Sends a message that is not answered, behind those before it and before any reply.
+
+        Waits while the client has too many before it. Dropped when the client is gone, or does
+        not read.
+        """
+        if self._is_closed or not self._room_for_words.acquire(timeout=_PATIENCE_S):
+            return
+
+        def send() -> None:
+            self._send_message(verb, args)
+            self._room_for_words.release()
+
+        self._waiting.put(send)
+
+    def _send_message(self, verb: str, args: tuple[Value, ...]) -> None:
+        with suppress(EOFError):
+            self._connection.send_request(next(self._connection.numbers), verb, args)

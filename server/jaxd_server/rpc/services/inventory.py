@@ -1,0 +1,160 @@
+"""What there is, in memory and on disk, what it has cost, and what it has saved."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_server.cache.usage import Entry, entries
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.records import KeptCall
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.runtime.counters import Counters
+
+__all__ = ["arguments_text", "inventory"]
+
+Row = dict[str, Any]
+Files = Mapping[tuple[str, str], Entry]
+"""What lies on disk: by kind, and by name in hex digits."""
+
+
+def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
+    """What the arguments of a call look like, such as ``x: float32[3,4], n: 2``."""
+    try:
+        forms = argument_forms(skeleton, parameters)
+    except ProtocolError:
+        return "?"
+    return ", ".join(f"{name}: {argument.form}" for name, argument in forms.items())
+
+
+def inventory(
+    executables: Executables,
+    shelf: Shelf | None,
+    decisions: Decisions,
+    counters: Counters,
+    principal: str = "",
+) -> dict[str, Any]:
+    """The answer to `functions`, for JSON: one row for each executable, and totals.
+
+    A principal is shown what it may see, and the seconds and calls that were for it.
+
+    Reads the records on disk; not for a thread that others wait for. An executable that is in
+    memory and on disk has one row, and bytes in both places.
+    """
+    sees = decisions.acquaintances.sight(principal)
+    kept = {
+        name: call
+        for name, call in (shelf.calls() if shelf else {}).items()
+        if sees(call.key) or call.principal == principal
+    }
+    files = _files(shelf)
+    ready = [each for each in executables.all() if sees(each.key)]
+    parameters = {call.key: call.parameters for call in kept.values()}
+    for key in {executable.key for executable in ready} - set(parameters):
+        record = decisions.ledger.find(key)
+        parameters[key] = record.description.parameters if record else ()
+    rows = [_in_memory(each, parameters[each.key], kept, files) for each in ready]
+    here = {executable.kept_as for executable in ready}
+    rows += [
+        _on_disk(name, call, files)
+        for name, call in kept.items()
+        if name not in here and {("calls", name.hex()), _program_file(call)} <= files.keys()
+    ]
+    own = None
+    if not decisions.acquaintances.is_owner(principal):
+        own = counters.of(principal)
+        names = {name.hex() for name in kept} | {call.program.hex() for call in kept.values()}
+        files = {place: entry for place, entry in files.items() if place[1] in names}
+    totals = _totals(rows, ready, files, counters.snapshot(own))
+    sharing = Counter(row["program"] for row in rows)
+    for row in rows:
+        row["shared_with"] = sharing[row.pop("program")] - 1
+    return {"functions": rows, "totals": totals}
+
+
+def _files(shelf: Shelf | None) -> Files:
+    if shelf is None:
+        return {}
+    above, target = os.path.split(shelf.store.folder)
+    found = entries(os.path.dirname(above), target)
+    return {(entry.kind, os.path.basename(entry.path)): entry for entry in found}
+
+
+def _program_file(call: KeptCall) -> tuple[str, str]:
+    return "programs", call.program.hex()
+
+
+def _in_memory(
+    executable: Executable,
+    parameters: tuple[str, ...],
+    kept: Mapping[bytes, KeptCall],
+    files: Files,
+) -> Row:
+    program, costs = executable.program, executable.costs
+    call = kept.get(executable.kept_as)
+    return {
+        "name": executable.name,
+        "key": executable.key.hex(),
+        "arguments": arguments_text(executable.recorded.skeleton, parameters),
+        "state": "memory",
+        "build_s": round(costs.build_s, 6),
+        "load_s": round(program.load_s, 6),
+        "calls": executable.calls,
+        "last_use_s": round(time.monotonic() - executable.last_use, 3),
+        "host_bytes": program.host_bytes,
+        "device_bytes": program.device_bytes,
+        "disk_bytes": _disk_bytes(executable.kept_as, call, files) if call else 0,
+        "saved_s": round(executable.saved_s, 6),
+        "program": program.id,
+    }
+
+
+def _on_disk(name: bytes, call: KeptCall, files: Files) -> Row:
+    used = max(files["calls", name.hex()].used, files[_program_file(call)].used)
+    return {
+        "name": call.name,
+        "key": call.key.hex(),
+        "arguments": arguments_text(call.skeleton, call.parameters),
+        "state": "disk",
+        "build_s": round(call.trace_s + call.compile_s, 6),
+        "load_s": 0.0,
+        "calls": 0,
+        "last_use_s": round(max(0.0, time.time() - used), 3),
+        "host_bytes": 0,
+        "device_bytes": 0,
+        "disk_bytes": _disk_bytes(name, call, files),
+        "saved_s": 0.0,
+        "program": call.program,
+    }
+
+
+def _disk_bytes(name: bytes, call: KeptCall, files: Files) -> int:
+    """Room that a call takes on disk, its program included, which others may share."""
+    found = [files.get(("calls", name.hex())), files.get(_program_file(call))]
+    return sum(entry.bytes for entry in found if entry is not None)
+
+
+def _totals(
+    rows: Sequence[Row], ready: Sequence[Executable], files: Files, counts: Mapping[str, float]
+) -> dict[str, Any]:
+    """Sums, each program counted once; seconds are those of this worker since its start."""
+    programs = {id(executable.program): executable.program for executable in ready}.values()
+    paid = {name: round(counts[name], 6) for name in ("trace_s", "compile_s", "load_s", "saved_s")}
+    return {
+        "executables": len(ready),
+        "programs": len(programs),
+        "on_disk": sum(row["disk_bytes"] > 0 for row in rows),
+        "calls": int(counts["calls"]),
+        "build_s": round(counts["trace_s"] + counts["compile_s"], 6),
+        **paid,
+        "host_bytes": sum(program.host_bytes for program in programs),
+        "device_bytes": sum(program.device_bytes for program in programs),
+        "disk_bytes": sum(entry.bytes for entry in files.values()),
+    }

@@ -1,0 +1,156 @@
+"""What was called since a mark, as recipes from which another server builds it again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
+from jaxd_protocol.messages.recipes import Recipe, RecordedCall
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.history.build_log import Decisions
+
+__all__ = ["LeftOut", "Recorder"]
+
+_UNSHARED: Final = (
+    "it reads something without a content, such as a generator, so its key is good for one "
+    "process only. Pass that as an argument, or ignore= it."
+)
+_NO_CODE: Final = (
+    "its code is not on disk: it, or what it was called with, means something to its own client "
+    "only, or it could not be written (see the server's log)."
+)
+
+
+class LeftOut(NamedTuple):
+    """A function that was called, and of which there is no recipe.
+
+    Attributes:
+        name: what people call it.
+        key: in hex digits.
+        reason: why, for people.
+    """
+
+    name: str
+    key: str
+    reason: str
+
+
+class Recorder:
+    """Knows what was called since when. Safe from any thread.
+
+    Of what was made since a mark nothing is missed. What was made before, called since, and
+    dropped from memory for want of room, is.
+
+    Args:
+        executables: what is in memory, with the time of its last call.
+        decisions: what is known of functions that are not on disk.
+        shelf: where the code is; None where nothing is kept, and nothing can be recorded.
+    """
+
+    def __init__(self, executables: Executables, decisions: Decisions, shelf: Shelf | None) -> None:
+        self._executables = executables
+        self._decisions = decisions
+        self._shelf = shelf
+        self._id = os.urandom(8).hex()
+
+    def mark(self) -> str:
+        """This moment.
+
+        Raises:
+            ConfigurationError: when nothing is kept on disk, so that recording is of no use.
+        """
+        self._proved()
+        return f"{self._id} {time.monotonic()!r} {time.time()!r}"
+
+    def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[LeftOut]]:
+        """Recipes for all that was called since a mark, and the functions that have none.
+
+        Args:
+            mark: what `mark` returned.
+            principal: who asks; what only others have called is left out.
+
+        Raises:
+            ConfigurationError: when nothing is kept on disk.
+            WorkerLost: when the mark is another worker's.
+            ProtocolError: when it is no mark.
+        """
+        shelf = self._proved()
+        moment, wall = self._read(mark)
+        shelf.flush()
+        calls: dict[bytes, list[RecordedCall]] = {}
+        names: dict[bytes, str] = {}
+        sees = self._decisions.acquaintances.sight(principal)
+        for name, key, call in self._called(shelf, moment, wall):
+            if not sees(key):
+                continue
+            names[key] = name
+            calls.setdefault(key, []).append(call)
+        recipes: list[Recipe] = []
+        left_out: list[LeftOut] = []
+        for key, recorded in calls.items():
+            recipe = _recipe(shelf, key, tuple(dict.fromkeys(recorded)))
+            if recipe is None:
+                left_out.append(LeftOut(names[key], key.hex(), self._reason(key)))
+            else:
+                recipes.append(recipe)
+        return recipes, left_out
+
+    def _proved(self) -> Shelf:
+        if self._shelf is None:
+            raise ConfigurationError(
+                "this server keeps nothing on disk, so it does not have the code that a lockfile "
+                "needs. Start it with a cache folder (see its log for why there is none)."
+            )
+        return self._shelf
+
+    def _read(self, mark: str) -> tuple[float, float]:
+        try:
+            worker, moment, wall = mark.split(" ")
+            read = float(moment), float(wall)
+        except (AttributeError, ValueError) as error:
+            raise ProtocolError("a mark for recipes cannot be read.") from error
+        if worker != self._id:
+            raise WorkerLost(
+                "the server's worker was replaced since the recording began, and what was called "
+                "before that is not known any more. Record again."
+            )
+        return read
+
+    def _called(
+        self, shelf: Shelf, moment: float, wall: float
+    ) -> Iterator[tuple[str, bytes, RecordedCall]]:
+        ready = self._executables.all()
+        for executable in ready:
+            if executable.last_use >= moment:
+                yield executable.name, executable.key, executable.recorded
+        here = {executable.kept_as for executable in ready}
+        for name, kept in shelf.calls().items():
+            if kept.created >= wall and name not in here:
+                yield kept.name, kept.key, kept.recorded
+
+    def _reason(self, key: bytes) -> str:
+        record = self._decisions.ledger.find(key)
+        return _UNSHARED if record and not record.description.shared else _NO_CODE
+
+
+def _recipe(shelf: Shelf, key: bytes, calls: tuple[RecordedCall, ...]) -> Recipe | None:
+    function = shelf.function(key)
+    meaning = function.described.meaning if function else None
+    if function is None or meaning is None:
+        return None
+    code = shelf.code(meaning.fingerprint)
+    if code is None:
+        return None
+    return Recipe(
+        name=function.described.name,
+        key=key,
+        options=function.options.to_bytes(),
+        meaning=meaning.to_message(),
+        parameters=function.parameters,
+        code=code,
+        calls=calls,
+    )

@@ -1,0 +1,266 @@
+"""Answers what a client asks about values: put, fetch, a part of one, names, and who holds what.
+
+None of it is for a thread that reads: all of it may wait for the device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import (
+    ABSENT,
+    VALUE,
+    first_id,
+    leaves_of_kinds,
+    unpack_ids,
+    unpack_rows,
+)
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.pytree import Layout, Leaf, TreeEncoder
+from jaxd_server.codec.arguments import parse_arguments, read_leaves
+from jaxd_server.codec.results import ResultForm, host_data
+from jaxd_server.execution.call import Reply
+from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.jax_compat.arrays import exact_array, key_array, key_data, key_spec, weak_array
+from jaxd_server.jax_compat.config import configured
+from jaxd_server.jax_compat.placement import placed
+from jaxd_server.values.references import Holdings, copy_of
+from jaxd_server.values.value import Value
+
+__all__ = ["VALUE_VERBS", "ValueDesk", "spec_of"]
+
+VALUE_VERBS: Final = frozenset({"put", "fetch", "part", "name", "named", "unname", "values"})
+"""What can be asked."""
+
+_MAX_NAME: Final = 200
+_NO_PLACE: Final = b""
+_BASIC: Final = frozenset({int, slice, type(None), type(...)})
+
+
+class ValueDesk:
+    """The values of one session, for one connection. Safe from any thread.
+
+    Args:
+        holdings: what there is.
+        shortage: makes room on the device.
+        max_result_bytes: the most that is sent at once.
+        device: the index of the one that the session's arrays are put on.
+    """
+
+    def __init__(
+        self, holdings: Holdings, shortage: Shortage, max_result_bytes: int, device: int = 0
+    ) -> None:
+        self._holdings = holdings
+        self._values = holdings.values
+        self._own = holdings.own
+        self._shortage = shortage
+        self._most = max_result_bytes
+        self._device = device
+        self._verbs: Mapping[str, Callable[..., Reply]] = {
+            "put": self._put,
+            "fetch": self._fetch,
+            "part": self._part,
+            "name": self._name,
+            "named": self._named,
+            "unname": self._unname,
+            "values": self._holders,
+        }
+
+    def answer(self, verb: str, args: tuple[Any, ...], buffers: Sequence[memoryview]) -> Reply:
+        """Does what was asked; never raises: an error comes back as that of a call does.
+
+        Args:
+            verb: one of `VALUE_VERBS`.
+            args: see `jaxd_protocol.messages.calls`.
+            buffers: those beside the message.
+        """
+        try:
+            if tuple(map(type, args)) not in _TYPES[verb]:
+                text = f"the arguments of {verb!r} are not those that it takes."
+                raise ProtocolError(text)  # noqa: TRY301  one way out for all errors
+            given = (*args, buffers) if verb == "put" else args
+            return self._verbs[verb](*given)
+        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
+            return (FAILED, describe_failure(error)), ()
+
+    def _put(
+        self,
+        number: int,
+        skeleton: bytes,
+        blob: bytes,
+        elsewhere: bytes,
+        config: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+    ) -> Reply:
+        layout = parse_arguments(skeleton)
+        if not _is_flat(layout):
+            raise ProtocolError("what is put is not a flat tuple of arrays and numbers.")
+        rows = unpack_rows(elsewhere, len(layout.leaves))
+        if any(row.kind == VALUE for row in rows):
+            raise ProtocolError("what is put is on the server already.")
+        absent = leaves_of_kinds(rows, ABSENT)
+        with placed(self._device):
+            leaves = read_leaves(layout.without(absent), blob, buffers)
+            self._holdings.fill(rows, layout, leaves, ())
+        size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
+        with self._values.room(self._own, size):
+            with configured(config), placed(self._device):
+                arrays = self._shortage.relieved(lambda: _arrived(leaves))
+            made = [_value(array, "put") for array in arrays]
+            self._add(number, made)
+        return (OK, _skeleton_of(made)), ()
+
+    def _add(self, number: int, values: Sequence[Value]) -> None:
+        first = first_id(number)
+        self._values.add(self._own, {first + i: value for i, value in enumerate(values)})
+
+    def _fetch(self, ids: bytes, places: bytes) -> Reply:
+        found = [self._own.get(id_) for id_ in unpack_ids(ids)]
+        total = sum(value.nbytes for value in found)
+        if total > self._most:
+            raise LimitExceeded(
+                f"{total:,} bytes are over the limit of {self._most:,} that this server sends at "
+                "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
+            )
+        data = [_data_of(value) for value in found]
+        if places == _NO_PLACE:
+            return (OK,), data
+        self._holdings.write(unpack_ids(places), data)
+        return (OK,), ()
+
+    def _part(self, id: int, index: tuple[Any, ...], above: int, number: int) -> Reply:  # noqa: A002
+        whole = self._own.get(id)
+        with placed(self._device):
+            part = _value(_indexed(whole, index), whole.maker)
+        skeleton = _skeleton_of([part])
+        if part.nbytes <= above:
+            return (OK, skeleton), [host_data(part.array)]
+        with self._values.room(self._own, part.nbytes):
+            self._add(number, [part])
+        return (OK, skeleton), ()
+
+    def _name(self, name: str, skeleton: bytes, ids: bytes, ttl_s: float | None) -> Reply:
+        if not 0 < len(name) <= _MAX_NAME:
+            raise ArgumentError(f"a name has 1 to {_MAX_NAME} characters. Choose another one.")
+        if ttl_s is not None and not ttl_s > 0:
+            raise ArgumentError(f"ttl_s is {ttl_s}. Give the seconds that the name is to live.")
+        values = [self._own.get(id_) for id_ in unpack_ids(ids)]
+        if ResultForm.of(skeleton, ()).layout.leaves != tuple(value.leaf for value in values):
+            raise ProtocolError("what is given a name does not look as it is said to.")
+        self._values.name(self._own.principal, name, skeleton, values, ttl_s)
+        return (OK,), ()
+
+    def _named(self, name: str, number: int) -> Reply:
+        named = self._values.named(self._own.principal, name)
+        self._add(number, named.values)
+        return (OK, named.skeleton), ()
+
+    def _unname(self, name: str) -> Reply:
+        return (OK, self._values.unname(self._own.principal, name)), ()
+
+    def _holders(self) -> Reply:
+        rows = self._values.holders(self._own.principal)
+        totals = {
+            "values": len(self._values),
+            "bytes": self._values.nbytes,
+            "limit_bytes": self._values.limit,
+        }
+        return json.dumps({"holders": rows, "totals": totals}), ()
+
+
+_TYPES: Final[Mapping[str, tuple[tuple[type, ...], ...]]] = {
+    "put": ((int, bytes, bytes, bytes, tuple),),
+    "fetch": ((bytes, bytes),),
+    "part": ((int, tuple, int, int),),
+    "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),
+    "named": ((str, int),),
+    "unname": ((str,),),
+    "values": ((),),
+}
+
+
+def _is_flat(layout: Layout) -> bool:
+    """Whether a tree is a flat tuple of what can be put."""
+    numbers = tuple(range(len(layout.leaves)))
+    return layout.outline(numbers) == numbers and all(
+        leaf.tag in "AKFIBC" for leaf in layout.leaves
+    )
+
+
+def _arrived(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves on the device, as `jax.device_put` makes them of what a user has; computed.
+
+    Each has memory of its own: what was received may be shared with the client.
+    """
+    arrays = [copy_of(leaf) for leaf in leaves]
+    jax.block_until_ready(arrays)
+    return arrays
+
+
+def _value(array: Any, maker: str) -> Value:
+    leaf = spec_of(array)
+    return Value(array, leaf, leaf.nbytes, maker)
+
+
+def _data_of(value: Value) -> memoryview:
+    """Its bytes, unless a call that came before has been given it meanwhile."""
+    data = host_data(value.array)
+    if value.array.is_deleted():
+        raise _given_away()
+    return data
+
+
+def _given_away() -> ValueDeleted:
+    return ValueDeleted(
+        "an array on the server was donated to a call while it was being read. Use the result of "
+        "that call instead."
+    )
+
+
+def spec_of(array: Any) -> Leaf:
+    """What an array looks like in a skeleton."""
+    key = key_spec(array.aval)
+    if key is not None:
+        return Leaf("K", key.dtype, key.shape, impl=key.impl)
+    return Leaf("A", array.dtype.name, array.shape, bool(array.aval.weak_type))
+
+
+def _skeleton_of(values: Sequence[Value]) -> bytes:
+    encoder = TreeEncoder()
+    encoder.specs(value.leaf for value in values)
+    return encoder.skeleton
+
+
+def _indexed(value: Value, index: tuple[Any, ...]) -> Any:
+    """A part, with memory of its own. On a CPU without a program for each index."""
+    if not set(map(type, index)) <= _BASIC:
+        raise ProtocolError("a part is asked for by something else than integers and slices.")
+    array, leaf = value.array, value.leaf
+    try:
+        if leaf.tag == "K":
+            return key_array(leaf.impl, np.array(_keys_at(key_data(array), index, array.ndim)))
+        if next(iter(array.devices())).platform != "cpu":
+            return array[index]
+        part = np.array(np.asarray(array)[index])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise IndexError(str(error)) from error
+    except RuntimeError as error:
+        if array.is_deleted():
+            raise _given_away() from error
+        raise
+    return weak_array(part) if leaf.weak else exact_array(part)
+
+
+def _keys_at(data: Any, index: tuple[Any, ...], ndim: int) -> Any:
+    """The numbers of some keys; the dimensions behind the first `ndim` are those of one key."""
+    if sum(item is not None and item is not ... for item in index) > ndim:
+        raise IndexError("too many indices for an array of keys")
+    of_key = [slice(None)] * (data.ndim - ndim) if ... in index else [...]
+    return data[(*index, *of_key)]

@@ -1,0 +1,173 @@
+"""Answers `why` and `recent`: looks at what there is; runs, builds, keeps and counts nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.explain.argument_differences import argument_differences
+from jaxd_protocol.explain.argument_shapes import Argument, argument_forms
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.history.advice import advice_for
+from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.compilation.history.ledger import Built, LedgerView, Record, Verdict
+from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
+
+__all__ = ["answer_inquiry"]
+
+_TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
+    "hit": (
+        "a compiled program for these arguments is ready",
+        "compiled programs are ready, and calls with their arguments compile nothing",
+    ),
+    "load": (
+        "a compiled program for these arguments is on disk",
+        "compiled programs are on disk, and calls with their arguments compile nothing",
+    ),
+}
+"""What is said of a verdict: when there are arguments, and when there are none."""
+
+_OBSTACLES: Final = {
+    "callbacks": "calls back into Python",
+    "effects": "has ordered effects",
+    "constants": "takes constants as arguments",
+    "references": "has mutable references",
+    "targets": "calls native code that is not jax's own",
+    "types": "has element types that are not jax's own",
+    "unknown": "holds something that this version of jax does not let jaxd look at",
+    "tokens": "returns objects that only its own worker has",
+    "unwritten": "is one that jax cannot write (the server's log says why)",
+}
+_PICKLED = (
+    "An argument holds an object that travels as a pickle. Whether the program fits it shows only "
+    "when a call brings it."
+)
+
+
+def answer_inquiry(
+    decisions: Decisions,
+    executables: Executables,
+    shelf: Shelf | None,
+    verb: str,
+    args: tuple[Any, ...],
+    principal: str = "",
+) -> dict[str, Any]:
+    """The answer to `why` or `recent`, for JSON; to a principal, who may not see everything.
+
+    Raises:
+        ProtocolError: when the question cannot be read.
+    """
+    try:
+        if verb == "recent":
+            (count,) = args
+            return {
+                "decisions": [decision.to_dict() for decision in decisions.recent(count, principal)]
+            }
+        key, skeleton, message = args
+    except (TypeError, ValueError) as error:
+        raise ProtocolError("a question about builds cannot be read.") from error
+    if type(key) is not bytes or type(skeleton) not in (bytes, type(None)):
+        raise ProtocolError("a question about builds has other types.")
+    plan = None if skeleton is None else executables.plan(key, skeleton)
+    is_planned = plan is not None and plan.executable is not None
+    sight = decisions.acquaintances.sight(principal)
+    seen = decisions.ledger.seen_with(sight)
+    return _why(seen, shelf, key, skeleton, Description.from_message(message), is_planned)
+
+
+def _why(
+    ledger: LedgerView,
+    shelf: Shelf | None,
+    key: bytes,
+    skeleton: bytes | None,
+    described: Description,
+    is_planned: bool,
+) -> dict[str, Any]:
+    arguments = None if skeleton is None else argument_forms(skeleton, described.parameters)
+    record = ledger.find(key)
+    fitting = _fitting(record, arguments)
+    ready = [built for built in fitting if built.is_warm]
+    kept = [] if ready or shelf is None else [one for one in fitting if _is_kept(shelf, one)]
+    verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
+    reason = Reason() if verdict != "compile" else reason_for(ledger, key, described, arguments)
+    text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
+    about = record or reason.nearest
+    advice = advice_for(about, versions_of(ledger, described)) if about else []
+    texts = [one.text for one in advice]
+    if verdict == "compile":
+        texts += _not_kept(fitting)
+    elif _pickled(arguments):
+        texts.append(_PICKLED)
+    return {
+        "verdict": verdict,
+        "function": described.name,
+        "key": key.hex(),
+        "fingerprint": described.fingerprint.hex(),
+        "reason": text,
+        "nearest": _nearest(reason, key),
+        "differences": [each.to_dict() for each in reason.differences],
+        "advice": texts,
+        "programs": [_program(built) for built in ready or kept],
+    }
+
+
+def _fitting(record: Record | None, arguments: Mapping[str, Argument] | None) -> list[Built]:
+    """The programs that were made for these arguments, or for any."""
+    return [
+        built
+        for built in (record.built if record else ())
+        if arguments is None or not argument_differences(built.arguments, arguments)
+    ]
+
+
+def _is_kept(shelf: Shelf, built: Built) -> bool:
+    """Whether the program is on disk, as far as can be told without loading it."""
+    return bool(built.name) and shelf.has(built.name)
+
+
+def _not_kept(fitting: list[Built]) -> list[str]:
+    """Why programs that were made before have to be made again."""
+    obstacles = dict.fromkeys(built.obstacle for built in fitting if built.obstacle)
+    return [
+        f"Its program {_OBSTACLES.get(obstacle, obstacle)}, so it cannot be kept on disk: each "
+        "new worker makes it again."
+        for obstacle in obstacles
+    ]
+
+
+def _pickled(arguments: Mapping[str, Argument] | None) -> bool:
+    """Whether the arguments hold something that only unpickling would show."""
+    return any(
+        leaf.kind == "leaf" and leaf.text.startswith("pickled")
+        for argument in (arguments or {}).values()
+        for _, leaf in argument.form.leaves()
+    )
+
+
+def _nearest(reason: Reason, key: bytes) -> dict[str, Any] | None:
+    nearest = reason.nearest
+    if nearest is None:
+        return None
+    built = reason.built or nearest.built[-1]
+    same = nearest.key == key
+    return {"function": nearest.description.name, "key": nearest.key.hex(), "same_key": same} | (
+        _program(built)
+    )
+
+
+def _program(built: Built) -> dict[str, Any]:
+    return {
+        "arguments": {name: _told(argument) for name, argument in built.arguments.items()},
+        "seconds": round(built.seconds, 3),
+        "age_s": round(max(0.0, time.time() - built.at), 3),
+        "calls": built.calls,
+    }
+
+
+def _told(argument: Argument) -> str:
+    static = " (static)" if argument.form.kind == "static" else ""
+    return f"{argument.form}{static}"

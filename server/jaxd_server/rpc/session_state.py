@@ -1,0 +1,138 @@
+"""What one connection has of its session: values, shared memory, and calls on them in order."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import (
+    KNOWN,
+    MOST_NAMED_BYTES,
+    NAMED,
+    PROOF_BYTES,
+    Stay,
+    unpack_ids,
+)
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.wire.frames import Descriptors
+from jaxd_server.execution.call import Finish, Reply
+from jaxd_server.rpc.sessions import Session
+from jaxd_server.values.client_memory import Mappings
+from jaxd_server.values.references import Holdings
+from jaxd_server.values.store import Values
+
+__all__ = ["Belongings"]
+
+
+class Belongings:
+    """Values and blocks of one connection. For its reading thread.
+
+    Args:
+        session: whose connection it is.
+        values: those of the whole worker.
+        max_shared_bytes: of the client's memory that is mapped.
+
+    Attributes:
+        holdings: what the connection's calls may refer to.
+    """
+
+    def __init__(self, session: Session, values: Values, max_shared_bytes: int) -> None:
+        self._session = session
+        self._values = values
+        self._mappings = Mappings(max_shared_bytes)
+        self.holdings = Holdings(values, session.values, self._mappings)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a call on values could start at once."""
+        return self._session.lane.is_idle
+
+    def enter(
+        self,
+        stay: Stay,
+        start: Callable[[], Finish],
+        send: Callable[[Reply], None],
+        *,
+        here: bool,
+        is_short: bool,
+    ) -> tuple[bool, Callable[[], None]]:
+        """Gives a call on values its place: in order, and once, however often it is sent.
+
+        Args:
+            stay: says which call it is.
+            start: starts it.
+            send: sends its reply.
+            here: whether to run it in the calling thread, if it can start at once.
+            is_short: whether it may be started in the calling thread.
+
+        Returns:
+            Whether it is new: one that was sent before is answered when that one is. And what goes
+            on with it: while that runs, another thread may read what comes behind it.
+        """
+        session = self._session
+
+        def settle(reply: Reply) -> None:
+            session.remembered.answer(stay.number, reply)
+
+        again = partial(session.lane.put, start, settle, is_short=is_short)
+        known = session.remembered.meet(stay.number, stay.acked, send, again)
+        if known is not None:
+            return False, known
+        return True, session.lane.enter(start, settle, is_short=is_short, at_once=here)
+
+    def skeleton(self, told: bytes) -> bytes:
+        """The skeleton that a call has.
+
+        Args:
+            told: what stands in the call; the skeleton itself, or its number in the session.
+
+        Raises:
+            ProtocolError: when there is none with that number, or it is too long for one.
+        """
+        known = self._session.skeletons
+        if told.startswith(NAMED) and 2 < len(told) <= MOST_NAMED_BYTES:
+            known[told[1]] = told[2:]
+            return told[2:]
+        if told.startswith(KNOWN) and len(told) == 2 and told[1] in known:
+            return known[told[1]]
+        if told.startswith((KNOWN, NAMED)):
+            raise ProtocolError("a call has a skeleton that nobody knows.")
+        return told
+
+    def drop(self, ids: bytes) -> None:
+        """The client no longer holds some values; calls that came before may still need them."""
+        if ids:
+            gone, own = unpack_ids(ids), self._session.values
+            self._session.lane.then(lambda: self._values.drop(own, gone))
+
+    def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
+        """Maps memory of the client's. Its first bytes show the client that it is the same."""
+        if not descriptors:
+            return (OK, b"")  # something in between does not pass them on
+        try:
+            self._mappings.add(number, nbytes, descriptors.pop(0))
+        except JaxdError as error:
+            return (FAILED, describe_failure(error))
+        return (OK, bytes(self._mappings.view(number, 0, PROOF_BYTES)))
+
+    def forget_blocks(self, numbers: tuple[int, ...]) -> None:
+        """The client has given some blocks back to the system."""
+        for number in numbers:
+            self._mappings.remove(number)
+
+    def end_session(self) -> None:
+        """The client has said that it ends: nobody comes back for what it has here."""
+        self._session.is_over = True
+
+    def close(self) -> None:
+        """The connection ended: lets go of the client's memory; the values stay the session's."""
+        self.holdings.close()
+        self._session.lane.then(self._let_go)  # calls in the lane still read from them
+
+    def _let_go(self) -> None:
+        self._mappings.close()
+        gc.collect(0)  # jax keeps what a program read until its next call, or until then

@@ -1,0 +1,246 @@
+"""Sessions: one client process each, outliving its connections."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary, ref
+
+from jaxd_server.execution.call import Client
+from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.rpc.ordered_calls import Lane, Remembered
+from jaxd_server.runtime.counters import Counts
+from jaxd_server.runtime.threads.cancellation import Interest
+from jaxd_server.values.store import Values
+from jaxd_server.values.value import ValuesOfSession
+
+__all__ = ["Cancellable", "Session", "Sessions", "UnansweredCalls"]
+
+_REPEATED_S: Final = 3.0
+"""A client that is back has repeated by then what it still wants."""
+
+
+class Cancellable(Protocol):
+    """A call that its client may not want any more.
+
+    Attributes:
+        is_in_order: whether it is one of its session's calls on values.
+        interest: in the call.
+    """
+
+    is_in_order: bool
+    interest: Interest
+
+    def cancel(self) -> None:
+        """Nobody waits for it."""
+
+
+class UnansweredCalls:
+    """The calls of a session that were under way when their connection ended. Thread-safe.
+
+    Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
+    comes back repeats what it still wants, and that joins what is being built. What it does not
+    repeat is wanted by nobody, and would hold its place among the builds for ever if it never ends.
+
+    Attributes:
+        calls: when the connection of each ended, and the call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, ref[Cancellable]]] = []
+        self._lock = threading.Lock()  # guards it
+
+    def add(self, calls: Iterable[Cancellable], now: float) -> None:
+        """Their connection has just ended."""
+        with self._lock:
+            self.calls += [(now, ref(call)) for call in calls]
+
+    def cancel(self) -> None:
+        """Nobody will come back for any of them."""
+        for call in self._before(math.inf):
+            call.cancel()
+
+    def cancel_unrepeated(self, before: float) -> None:
+        """Who came back has repeated what it wants of those that were interrupted before then.
+
+        What runs already ends by itself: giving it up could cost its worker.
+        """
+        for call in self._before(before):
+            if not call.is_in_order and call.interest.phase != "running":
+                call.cancel()
+
+    def _before(self, when: float) -> list[Cancellable]:
+        with self._lock:
+            self.calls = [one for one in self.calls if one[1]() is not None]
+            found = [call() for at, call in self.calls if at < when]
+        return [call for call in found if call is not None]
+
+
+@dataclass(slots=True, eq=False)
+class Session(Client):
+    """What the server keeps for one client process.
+
+    Attributes:
+        connections: how many are open.
+        left_at: `time.monotonic()` when the last one ended.
+        is_over: whether its client has said that it ends.
+        values: its arrays on the server.
+        lane: its calls on them, in order.
+        remembered: what became of these.
+        skeletons: of arguments, by the numbers that the client has given them.
+        unanswered: its calls that were under way when their connection ended.
+        in_order: its calls on values that are under way, by the numbers of these.
+        back_at: when its client came, or came back.
+    """
+
+    connections: int = 0
+    is_over: bool = False
+    left_at: float = field(default_factory=time.monotonic)
+    values: ValuesOfSession = field(init=False)
+    lane: Lane = field(default_factory=Lane)
+    remembered: Remembered = field(default_factory=Remembered)
+    skeletons: dict[int, bytes] = field(default_factory=dict)
+    unanswered: UnansweredCalls = field(default_factory=UnansweredCalls)
+    in_order: WeakValueDictionary[int, Cancellable] = field(default_factory=WeakValueDictionary)
+    back_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.values = ValuesOfSession(self.principal)
+
+
+class Sessions:
+    """The open sessions, and those whose client may still come back. Thread-safe.
+
+    Args:
+        grace_s: seconds that a session outlives its last connection.
+        values: told when one ends, so that its values go.
+        clock: seconds that only grow.
+        devices: choose one for each session; None: there is only one.
+        counts: where is counted for a principal; None: nowhere but for all.
+    """
+
+    def __init__(
+        self,
+        grace_s: float,
+        values: Values | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        devices: Devices | None = None,
+        counts: Callable[[str], Counts | None] = lambda principal: None,
+    ) -> None:
+        self._grace_s = grace_s
+        self._clock = clock
+        self._values = Values() if values is None else values
+        self._sessions: dict[str, Session] = {}
+        self._devices = devices
+        self._counts = counts
+        self._left_at = clock()
+        self._lock = threading.Lock()  # guards both of these and the fields of each session
+
+    def enter(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
+        """The session `wanted` when this principal left it not too long ago, else a new one.
+
+        Args:
+            wanted: its id.
+            principal: who the client is.
+            device: the index of the one that it is to be on; None: it stays, or one is chosen.
+
+        Raises:
+            ConfigurationError: when there is no such device.
+        """
+        self.look()
+        devices = self._devices
+        if devices is not None:
+            devices.of(device, 0)
+            in_use = devices.bytes_in_use() if len(devices) > 1 else ()
+        with self._lock:
+            session = self._sessions.get(wanted or "")
+            if session is None or session.principal != principal:
+                session = Session(os.urandom(16).hex(), principal)
+                session.counts = self._counts(principal)
+                if devices is not None and len(devices) > 1:
+                    session.device = devices.freest(self._sessions.values(), in_use)
+                self._sessions[session.id] = session
+            if device is not None:
+                session.device = device
+            if not session.connections:
+                session.back_at = self._clock()
+            session.connections += 1
+            return session
+
+    def leave(self, session: Session, *, for_good: bool = False) -> None:
+        """One connection of the session ended; `for_good` when its client cannot come back."""
+        with self._lock:
+            session.connections -= 1
+            session.left_at = self._left_at = self._clock()
+            if for_good or session.is_over:
+                session.left_at = -math.inf
+        self.look()
+
+    def end_all_of(self, principal: str) -> None:
+        """Nobody comes back for what these sessions hold: they end with their connections."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.principal == principal:
+                    session.is_over = True
+                    session.left_at = -math.inf
+        self.look()
+
+    def look(self) -> None:
+        """Ends the sessions whose clients have been away for too long; to be called often.
+
+        And gives up the calls that clients who are back have not repeated.
+        """
+        with self._lock:
+            now = self._clock()
+            oldest = now - self._grace_s
+            over = [s for s in self._sessions.values() if not s.connections and s.left_at < oldest]
+            for session in over:
+                del self._sessions[session.id]
+            before = now - _REPEATED_S
+            back = [s for s in self._sessions.values() if s.unanswered.calls and s.connections]
+        for session in back:
+            if session.back_at < before:
+                session.unanswered.cancel_unrepeated(before)
+        for session in over:  # behind the lock: what a lane does may take a while
+            session.unanswered.cancel()
+            session.lane.then(partial(self._values.end, session.values))
+        self._values.look()
+
+    def all(self) -> list[Session]:
+        """Those that there are."""
+        self.look()
+        with self._lock:
+            return list(self._sessions.values())
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a connection ended last, or since the start."""
+        return self._clock() - self._left_at
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        with self._lock:
+            return sum(session.connections for session in self._sessions.values())
+
+    def by_principal(self) -> list[dict[str, Any]]:
+        """One row for each principal that has sessions: how many, and how many connections."""
+        rows: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            for session in self._sessions.values():
+                fresh = {"principal": session.principal, "connections": 0, "sessions": 0}
+                row = rows.setdefault(session.principal, fresh)
+                row["connections"] += session.connections
+                row["sessions"] += 1
+        return [rows[name] for name in sorted(rows)]
+
+    def __len__(self) -> int:
+        self.look()
+        with self._lock:
+            return len(self._sessions)

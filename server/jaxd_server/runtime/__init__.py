@@ -1,0 +1,4 @@
+"""What any process of the server needs of Python and the machine.
+
+Logs, memory, counters, channels.
+"""

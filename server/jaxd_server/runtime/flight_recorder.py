@@ -1,0 +1,180 @@
+"""What a worker is doing, where its host can read it when the worker hangs or has died.
+
+A file in memory that both have mapped: the worker writes, and no word of it has to be sent. Only
+calls that may run Python of a client stand in it, and calls that are repeated after a worker died.
+A warm call writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from jaxd_protocol.base.shared_memory import create_sealed, map_file
+
+__all__ = ["BlackBox", "Entry"]
+
+_SLOTS: Final = 256
+_ROW: Final = struct.Struct("<BBd16s16sB63sH150s")
+_OWNERS_BYTES: Final = 4096
+_OWNERS: Final = struct.Struct("<I")
+_BYTES: Final = _OWNERS_BYTES + _SLOTS * _ROW.size
+_RUNNING, _REPEATED = 1, 2
+_NOTHING: Final = bytes(16)
+
+
+class Entry(NamedTuple):
+    """One call of a worker.
+
+    Attributes:
+        function: what people call its function.
+        ids: what names it: the fingerprint, once it is known, and the key.
+        principal: whose call it is.
+        started: `time.monotonic()`, which is the same in all processes of a machine.
+        is_repeated: whether it was under way when an earlier worker died.
+        is_alone: whether no other call ran beside it, ever since it began.
+    """
+
+    function: str
+    ids: tuple[bytes, ...]
+    principal: str
+    started: float
+    is_repeated: bool
+    is_alone: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.monotonic() - self.started
+
+
+class BlackBox:
+    """The calls of one worker, and whose values it holds. Thread-safe.
+
+    Args:
+        descriptor: what `create` has made; taken over.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = map_file(descriptor, _BYTES, writable=True)
+        self._descriptor = descriptor
+        self._free = list(range(_SLOTS))
+        self._owners: frozenset[str] = frozenset()
+        self._lock = threading.Lock()  # guards these two, and what is changed in place
+
+    @classmethod
+    def create(cls) -> BlackBox:
+        """A new one, for a worker that is about to start.
+
+        Raises:
+            OSError: when there is no memory for it, or the process may open no more files.
+        """
+        descriptor = create_sealed(_BYTES)
+        try:
+            return cls(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """What the worker inherits."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Lets go of the file, not of what is mapped."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # the worker's side ------------------------------------------------------------------------
+
+    def begin(self, key: bytes, principal: str, *, is_repeated: bool, is_alone: bool) -> int:
+        """Enters a call; returns its place, or -1 when there is none left.
+
+        Args:
+            key: as the client names the function.
+            principal: whose call it is.
+            is_repeated: see `Entry`.
+            is_alone: see `Entry`.
+        """
+        with self._lock:
+            if not self._free:
+                return -1
+            place = self._free.pop()
+        who, state = principal.encode()[:63], _RUNNING | (_REPEATED if is_repeated else 0)
+        row = (0, is_alone, time.monotonic(), key[:16], _NOTHING, len(who), who, 0, b"")
+        _ROW.pack_into(self._memory, self._at(place), *row)
+        self._memory[self._at(place)] = state  # last: what is half written is not read
+        return place
+
+    def identify(self, place: int, fingerprint: bytes, function: str) -> None:
+        """Adds what has been found out about the function of a call."""
+        if place < 0:
+            return
+        name, at = function.encode("utf-8", "replace")[:150], self._at(place)
+        with self._lock:
+            state, alone, started, key, _, length, who, _, _ = _ROW.unpack_from(self._memory, at)
+            row = (alone, started, key, fingerprint[:16], length, who, len(name), name)
+            _ROW.pack_into(self._memory, at, state, *row)
+
+    def has_company(self, place: int) -> None:
+        """A call is no longer alone."""
+        if place >= 0:
+            with self._lock:
+                self._memory[self._at(place) + 1] = 0
+
+    def end(self, place: int) -> None:
+        """Takes a call out."""
+        if place >= 0:
+            self._memory[self._at(place)] = 0
+            with self._lock:
+                self._free.append(place)
+
+    def own(self, principals: Iterable[str]) -> None:
+        """Says who may have values here that exist nowhere else."""
+        with self._lock:
+            now = frozenset(principals)
+            if now == self._owners:
+                return
+            self._owners = now
+            data = json.dumps(sorted(now)).encode()
+            if len(data) > _OWNERS_BYTES - _OWNERS.size:
+                data = b'["many"]'
+            self._memory[_OWNERS.size : _OWNERS.size + len(data)] = data
+            _OWNERS.pack_into(self._memory, 0, len(data))
+
+    # the host's side --------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """The calls that are under way, or were when the worker ended; the oldest first."""
+        found = []
+        for place in range(_SLOTS):
+            state, alone, started, key, fingerprint, length, who, named, name = _ROW.unpack_from(
+                self._memory, self._at(place)
+            )
+            if state & _RUNNING:
+                ids = (key,) if fingerprint == _NOTHING else (fingerprint, key)
+                text = name[:named].decode("utf-8", "replace") or "(unknown function)"
+                is_repeated = bool(state & _REPEATED)
+                principal = who[:length].decode("utf-8", "replace")
+                found.append(Entry(text, ids, principal, started, is_repeated, bool(alone)))
+        return sorted(found, key=lambda entry: entry.started)
+
+    def owners(self) -> frozenset[str]:
+        """Who had values when the worker last looked, and everybody who has got some since."""
+        (length,) = _OWNERS.unpack_from(self._memory, 0)
+        if not length:
+            return frozenset()
+        try:
+            return frozenset(json.loads(bytes(self._memory[4 : 4 + length])))
+        except (ValueError, TypeError, RecursionError):  # it died while it wrote, or never meant to
+            return frozenset({"unknown"})
+
+    def _at(self, place: int) -> int:
+        return _OWNERS_BYTES + place * _ROW.size

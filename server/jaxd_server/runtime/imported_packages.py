@@ -1,0 +1,117 @@
+"""Packages as this worker has imported them, and which of them have changed on disk since."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+
+from jaxd_protocol.packages.installed import OWN_PACKAGES
+from jaxd_protocol.packages.packages import (
+    Package,
+    changed_since_first_seen,
+    import_root,
+    package_of,
+    say_change,
+    still_current,
+)
+
+__all__ = ["Change", "ImportedPackages"]
+
+
+class Change:
+    """A package that this process runs in an older state than the one on disk.
+
+    Attributes:
+        package: as pip calls it.
+        text: what happened to it.
+    """
+
+    __slots__ = ("package", "text")
+
+    def __init__(self, old: Package, new: Package | None) -> None:
+        self.package = old.name
+        self.text = say_change(old, new)
+
+
+class ImportedPackages:
+    """The installed packages of which modules are loaded. Thread-safe.
+
+    What is not loaded may change as it likes: it is imported as it is then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all of these
+        self._seen: set[str] = set()  # modules
+        self._roots: set[str] = set()
+        self._imported: dict[str, Package] = {}  # by root
+        self._changes: list[Change] = []
+
+    def note(self) -> None:
+        """Takes down what has been imported since the last time."""
+        if len(sys.modules) == len(self._seen):
+            return  # nothing ever leaves sys.modules here without something else coming
+        with self._lock:
+            loaded = set(sys.modules)
+            for name in loaded - self._seen:
+                if _is_alias(name):
+                    continue  # no other process would find it by that name
+                root = import_root(name)
+                if root in self._roots or root in OWN_PACKAGES:
+                    continue  # the host runs jaxd too: a new worker alone would not fit it
+                self._roots.add(root)
+                package = package_of(root)
+                if package is not None and not _is_shared(package):
+                    self._imported[root] = package
+            self._seen = loaded
+
+    def imported(self) -> list[tuple[str, Package]]:
+        """Import name and package of each, sorted, as noted last."""
+        with self._lock:
+            return sorted(self._imported.items())
+
+    def adopt(self, rows: Iterable[tuple[str, Package]]) -> None:
+        """Takes down what another process has imported to build for this one.
+
+        A package that this process knows in another state has changed in between.
+        """
+        for root, package in rows:
+            here = package_of(root)
+            with self._lock:
+                if root not in self._roots:
+                    self._roots.add(root)
+                    self._imported[root] = package
+                    if here != package:
+                        self._add(Change(package, here))
+                    continue
+                mine = self._imported.get(root)
+                if mine not in (None, package):
+                    old, new = (package, mine) if still_current(mine) else (mine, package)
+                    self._add(Change(old, new))
+
+    def changes(self) -> list[Change]:
+        """The packages that are no longer on disk as they were imported, also when asked again.
+
+        Costs one system call for each package.
+        """
+        self.note()
+        with self._lock:
+            for old, new in changed_since_first_seen():
+                if old in self._imported.values():
+                    self._add(Change(old, new))
+            return list(self._changes)
+
+    def _add(self, change: Change) -> None:
+        if change.text not in [one.text for one in self._changes]:
+            self._changes.append(change)
+
+
+def _is_alias(name: str) -> bool:
+    """Whether a module is loaded under another name as well, which is its own."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return spec is not None and spec.name != name
+
+
+def _is_shared(package: Package) -> bool:
+    """A namespace has nothing that could be old; what is imported from it counts for itself."""
+    return ", " in package.name

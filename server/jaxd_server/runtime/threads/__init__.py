@@ -1,0 +1,1 @@
+"""Executors, fairness, cancellation, single flight. No jaxd vocabulary."""

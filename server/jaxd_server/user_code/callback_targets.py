@@ -1,0 +1,337 @@
+"""Which function of its client a program calls back: said so that each client finds its own.
+
+An executable is shared by all clients whose function has the same key. So it does not hold what
+it calls, but an *aim*: a literal that says which entry it is of the table that both ends make when
+they walk over the function (`Targets`), or of what `callbacks=` lists. The client that runs the
+program looks it up, in its own process, each time, and has nothing else called.
+
+    ("given", number)                   what the code gives to be called back
+    ("listed", number)                  what `callbacks=` lists
+    ("argument", number)                a parameter that the function itself gives
+    ("partial", aim, data, ((name, data)))       functools.partial
+    ("made", number, cells, defaults, keywords)  a function that is made in place
+
+Cells are ``(name, content)``, for those variables of which the code around does not say what they
+hold: data, or something of the client's own,
+
+    ("listed", number)                  as above
+    ("argument",)                       what the function itself was called with
+    ("self", number)                    the object whose method it is
+    ("code", cells, defaults, keywords) a function that is made beside it
+    ("again",)                          the same one, inside of itself
+
+Data is a literal (``"value"``), an array among those that are sent along (``"held"``, ``"array"``
+for one of numpy's), or a plain container of data under the name of its type.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.fingerprint.client_object import Live
+from jaxd_protocol.fingerprint.code.callbacks import Cell, cell_of, code_at
+from jaxd_protocol.fingerprint.model import Entry, Path, Target, Targets, said_name
+from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pytree import is_literal
+
+__all__ = ["Aim", "Aims", "noting_arguments", "stays_here"]
+
+Aim = tuple[Any, ...]
+
+_OF_THE_SERVER: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+_CONTAINERS: Final = (list, tuple, set, frozenset)
+_missing: Final = object()
+
+_arguments: ContextVar[tuple[tuple[Any, ...], Mapping[str, Any]] | None] = ContextVar(
+    "arguments of the function that is traced", default=None
+)
+
+
+def stays_here(function: Callable[..., Any]) -> bool:
+    """Whether a callback does the same on the server: Python's own, jax's own, or a library's.
+
+    What they print is shown where the call is. A function that a library offers by a name may know
+    something of the client's process, and so it does not stay.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, Live):
+        return False
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, MethodType) or (owner is not None and type(owner) is not ModuleType):
+        return any(owner is stream for stream in (sys.stdout, sys.stderr))
+    home = getattr(function, "__module__", None) or ""
+    if not home or is_local_module(home):
+        return not home
+    is_named = isinstance(function, FunctionType) and importable_name(function) is not None
+    return home.partition(".")[0] in _OF_THE_SERVER or not is_named
+
+
+def noting_arguments(function: Callable[..., Any], targets: Targets) -> Callable[..., Any]:
+    """The function; what it is called with is known to `Aims` where it may be called back."""
+    if not targets.takes_arguments:
+        return function
+
+    @functools.wraps(function)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        with _noted(args, kwargs):
+            return function(*args, **kwargs)
+
+    return noting
+
+
+@contextmanager
+def _noted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    token = _arguments.set((args, kwargs))
+    try:
+        yield
+    finally:
+        _arguments.reset(token)
+
+
+class Aims:
+    """Makes the aims of one function that is traced.
+
+    Args:
+        name: what people call it.
+        targets: what may be called back.
+        listed: what `callbacks=` lists.
+    """
+
+    def __init__(self, name: str, targets: Targets, listed: Sequence[Entry] = ()) -> None:
+        self._name = name
+        self._targets = targets
+        self._listed = listed
+
+    def at(self, function: Callable[..., Any]) -> tuple[Aim, list[Any]]:
+        """The aim at a function, and the arrays that it speaks of.
+
+        Raises:
+            CallbackError: when its client would not have it called.
+        """
+        arrays: list[Any] = []
+        return self._at(function, arrays), arrays
+
+    def lists(self, function: Any) -> bool:
+        """Whether `callbacks=` lists a function."""
+        return self._entry(function) is not None
+
+    def _at(self, function: Any, arrays: list[Any]) -> Aim:
+        number = self._entry(function)
+        if number is not None:
+            return "listed", number
+        for number, target in enumerate(self._targets.objects):
+            if _is_at(target, function):
+                return "given", number
+        for number, origin in enumerate(self._targets.parameters):
+            if _is_same(_attribute(self._argument(origin.name), origin.names), function):
+                return "argument", number
+        if isinstance(function, functools.partial):
+            args = tuple(self._data(each, arrays) for each in function.args)
+            named = tuple((k, self._data(each, arrays)) for k, each in function.keywords.items())
+            return "partial", self._at(function.func, arrays), args, named
+        if isinstance(function, FunctionType):
+            for number, (owner, path) in enumerate(self._targets.codes):
+                if _is_made_by(owner, path, function):
+                    return "made", number, *_Describer(self, owner, arrays).said(path, function)
+        raise self._refused(function)
+
+    def _refused(self, function: Any) -> CallbackError:
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        what = "a callback" if type(function) is Live else name
+        return CallbackError(
+            f"{self._name} gives {what} to jax.debug.callback or io_callback, which is to run in "
+            "the client's process, and its code does not say which function of that process it "
+            "is. Give the function itself as the first argument there, or allow it by name: "
+            "persistent_call(callbacks=[...])."
+        )
+
+    def _entry(self, function: Any) -> int | None:
+        """The number of a function in `callbacks=`."""
+        if type(function) is Live:
+            names = [
+                (n, (each.method,) if each.method else ()) for n, each in self._owned(function)
+            ]
+            return next((n for n, each in names if each == function.names), None)
+        if not self._listed or isinstance(function, functools.partial):
+            return None
+        name = said_name(function)
+        same = [number for number, each in enumerate(self._listed) if each.name == name]
+        if len(same) > 1:
+            raise CallbackError(
+                f"{self._name} gives {name} to jax.debug.callback or io_callback, and callbacks= "
+                "lists several of that name. List functions with names of their own."
+            )
+        return same[0] if same else None
+
+    def _owned(self, live: Live) -> list[tuple[int, Entry]]:
+        if not live.listed:
+            return []
+        return [(n, each) for n, each in enumerate(self._listed) if each.owner == live.number]
+
+    def _argument(self, parameter: str) -> Any:
+        noted = _arguments.get()
+        try:
+            return _missing if noted is None else self._targets.argument(parameter, *noted)
+        except KeyError:
+            return _missing
+
+    # data -------------------------------------------------------------------------------------
+
+    def _data(self, value: Any, arrays: list[Any]) -> Aim:
+        kind = type(value)
+        if kind in _CONTAINERS:
+            return kind.__name__, tuple(self._data(each, arrays) for each in value)
+        if kind is dict:
+            pairs = value.items()
+            return "dict", tuple((self._data(k, arrays), self._data(v, arrays)) for k, v in pairs)
+        if any(base.__name__ == "Tracer" for base in kind.__mro__):
+            raise CallbackError(
+                f"{self._name} gives a function to jax.debug.callback or io_callback that closes "
+                "over a value which is only computed when the program runs. Pass it as an argument "
+                "of the callback."
+            )
+        if is_literal(value):
+            return "value", value
+        if _is_array(value):
+            arrays.append(value)
+            is_jaxs = any(base.__module__.startswith("jax") for base in kind.__mro__)
+            return "held" if is_jaxs else "array", len(arrays) - 1
+        what = "an object of the client's" if kind is Live else f"a {kind.__qualname__}"
+        raise CallbackError(
+            f"{self._name} gives a function to jax.debug.callback or io_callback that holds "
+            f"{what}, which is no data. Have it use a global of its module instead, "
+            "or allow it to be called: persistent_call(callbacks=[...])."
+        )
+
+    def content(self, value: Any, owner: FunctionType, cell: Cell, arrays: list[Any]) -> Aim:
+        """What a variable holds: something of the client's own, or data.
+
+        Raises:
+            CallbackError: when it is neither.
+        """
+        number = self._entry(value) if callable(value) and not isinstance(value, type) else None
+        if number is not None:
+            return "listed", number
+        if cell.kind == "parameter" and cell.depth == 0 and not _is_data(value):
+            targets = self._targets
+            for number, (function, instance) in enumerate(targets.methods):
+                if function is owner and _attribute(instance, cell.names) is value:
+                    return "self", number
+            if owner is targets.root and value is _attribute(self._argument(cell.name), cell.names):
+                return ("argument",)
+        return self._data(value, arrays)
+
+
+class _Describer:
+    """Says what functions hold that are made in place, as the client cannot know it."""
+
+    def __init__(self, aims: Aims, owner: FunctionType, arrays: list[Any]) -> None:
+        self._aims = aims
+        self._owner = owner
+        self._arrays = arrays
+        self._open: set[Path] = set()
+
+    def said(self, path: Path, function: FunctionType) -> tuple[Any, ...]:
+        """Cells, defaults and keywords."""
+        codes = code_at(self._owner.__code__, path)
+        cells: list[tuple[str, Aim]] = []
+        for name, cell in zip(codes[-1].co_freevars, function.__closure__ or (), strict=True):
+            known = cell_of(codes, name)
+            if known.kind == "own" or (known.origin is not None and known.origin.kind != "code"):
+                continue  # the client has it
+            cells.append((name, self._cell(path, known, cell)))
+        defaults, keywords = function.__defaults__, function.__kwdefaults__
+        local = Cell("local", 0, "")
+        return (
+            tuple(cells),
+            None if defaults is None else tuple(self._content(each, local) for each in defaults),
+            None
+            if keywords is None
+            else tuple((name, self._content(each, local)) for name, each in keywords.items()),
+        )
+
+    def _content(self, value: Any, cell: Cell) -> Aim:
+        return self._aims.content(value, self._owner, cell, self._arrays)
+
+    def _cell(self, path: Path, known: Cell, cell: CellType) -> Aim:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            raise CallbackError(
+                f"a function that is given to jax.debug.callback or io_callback uses {known.name}, "
+                "which has no value yet. Assign it before."
+            ) from None
+        if known.origin is None:
+            return self._content(value, known)
+        there = (*path[: known.depth], int(known.origin.name))
+        if there in self._open:
+            return ("again",)
+        self._open.add(there)
+        return "code", *self.said(there, value)
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, type | Live):
+        return False
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _is_data(value: Any) -> bool:
+    return is_literal(value) or _is_array(value) or type(value) in (*_CONTAINERS, dict)
+
+
+def _is_at(target: Target, function: Any) -> bool:
+    """Whether a function is what stands in the table."""
+    if type(function) is Live:
+        return not function.listed and (target.number, target.names) == (
+            function.number,
+            function.names,
+        )
+    if target.module:
+        name = f"{target.module}:{'.'.join(target.names)}"
+        return said_name(function) == name or _is_same(
+            _attribute(sys.modules.get(target.module), target.names), function
+        )
+    return _is_same(_attribute(target.root, target.names), function)
+
+
+def _attribute(root: Any, names: Sequence[str]) -> Any:
+    found = root
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except Exception:  # noqa: BLE001  a property of the user's may do anything
+            return _missing
+    return found
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two are one object, or the same method of one."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, MethodType | BuiltinFunctionType):
+        return False
+    return one.__self__ is other.__self__ and one.__name__ == other.__name__
+
+
+def _is_made_by(owner: FunctionType, path: Path, function: FunctionType) -> bool:
+    """Whether a function is made in place there, in the closure that its owner has now."""
+    codes = code_at(owner.__code__, path)
+    if codes[-1] is not function.__code__:
+        return False
+    own = dict(zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True))
+    pairs = zip(codes[-1].co_freevars, function.__closure__ or (), strict=True)
+    return all(
+        own[known.name] is cell
+        for name, cell in pairs
+        if (known := cell_of(codes, name)).kind == "own" and not known.names
+    )

@@ -1,0 +1,224 @@
+"""The private names of jax around host callbacks: what a program calls, its client runs.
+
+`jax.debug.callback` and `io_callback` come down to two primitives, each of which has the function
+as a parameter. There it is exchanged for one that asks the client whose turn it is. What
+`pure_callback` and `jax.debug.print` call stays here.
+
+Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import jax
+from jax._src import callback as jax_callback
+from jax._src import debugging
+
+from jaxd_protocol.errors import CallbackError
+from jaxd_server.user_code.callback_targets import Aim, Aims, stays_here
+from jaxd_server.user_code.output import speaking_for_one
+
+__all__ = [
+    "CallBack",
+    "Remote",
+    "aiming",
+    "call_client",
+    "calling_back",
+    "calling_nobody",
+    "have_clients_called_back",
+]
+
+CallBack = Callable[..., Any]
+"""Calls a function in the process of a client, see `Asking.call_back`."""
+
+_current: list[CallBack | None] = []
+"""That of the client whose program runs. In tests there may be several servers in one process."""
+
+_aims: ContextVar[Aims | None] = ContextVar("aims", default=None)
+_calls_nobody: ContextVar[bool] = ContextVar("calls nobody", default=False)
+
+
+@contextmanager
+def aiming(aims: Aims) -> Iterator[None]:
+    """Within it, what is traced has its callbacks run in the process of its client."""
+    token = _aims.set(aims)
+    try:
+        yield
+    finally:
+        _aims.reset(token)
+
+
+@contextmanager
+def calling_nobody() -> Iterator[None]:
+    """Within it, what is run step by step calls no client: it has been called already."""
+    token = _calls_nobody.set(True)
+    try:
+        yield
+    finally:
+        _calls_nobody.reset(token)
+
+
+@contextmanager
+def calling_back(call_back: CallBack | None) -> Iterator[None]:
+    """Within it, what programs call back is called so; None: their client cannot be called."""
+    _current.append(call_back)
+    try:
+        yield
+    finally:
+        _current.remove(call_back)
+
+
+def call_client(
+    aim: Aim,
+    held: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    wants_result: bool,
+) -> Any:
+    """Calls a function in the process of the client whose program runs now; its result.
+
+    Args:
+        aim: which function, see `aims`.
+        held: the arrays in it.
+        args: what it is called with.
+        kwargs: the same by name.
+        wants_result: whether anybody looks at the result.
+
+    Raises:
+        CallbackError: when no program runs, or its client cannot be called.
+        Exception: what the function raises.
+    """
+    call_back = _current[-1] if _current else None
+    if call_back is None:
+        raise CallbackError(
+            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
+            "values that are computed, so that it is called when the program runs."
+        )
+    return call_back(aim, held, args, kwargs, wants_result=wants_result)
+
+
+def have_clients_called_back() -> None:
+    """Exchanges what programs call back, from now on and where `aiming` is in force."""
+    for primitive, exchange in _EXCHANGES.items():
+        if "bind" not in vars(primitive):
+            primitive.bind = _Bind(primitive.bind, exchange)
+
+
+class _Bind:
+    """In the place of a primitive's `bind`."""
+
+    def __init__(self, bind: Callable[..., Any], exchange: Callable[[Aims, Any], Any]) -> None:
+        self._bind = bind
+        self._exchange = exchange
+
+    def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
+        if _calls_nobody.get() and self._exchange is not _exchange_pure:
+            return self._not_called()
+        aims = _aims.get()
+        if aims is not None:
+            callback = self._exchange(aims, callback)
+        return self._bind(*args, callback=callback, **params)
+
+    def _not_called(self) -> list[Any]:
+        """Nothing; that is what `jax.debug.callback` returns.
+
+        Raises:
+            CallbackError: where a value is expected.
+        """
+        if self._exchange is _exchange_io:
+            raise CallbackError("a value of the client's is not asked for twice.")
+        return []
+
+
+class Remote:
+    """Calls a function of the client that runs the program.
+
+    Args:
+        aims: finds out where it is there.
+        function: what was given to jax.
+        wants_result: whether anybody looks at what it returns.
+    """
+
+    def __init__(self, aims: Aims, function: Any, *, wants_result: bool) -> None:
+        self._aim, self._held = aims.at(function)
+        self._wants_result = wants_result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In a thread of XLA's; see `call_client`."""
+        return call_client(self._aim, self._held, args, kwargs, wants_result=self._wants_result)
+
+
+def _exchange_io(aims: Aims, callback: Any) -> Any:
+    function = callback.callback_func
+    if isinstance(function, Remote) or _stays(aims, function):
+        return callback
+    return type(callback)(Remote(aims, function, wants_result=True), callback.in_tree)
+
+
+def _stays(aims: Aims, function: Any) -> bool:
+    """Whether a callback runs here."""
+    return stays_here(function) and not aims.lists(function)
+
+
+def _exchange_pure(_: Aims, callback: Any) -> Any:
+    if isinstance(callback.callback_func, _Here):
+        return callback
+    return type(callback)(_Here(callback.callback_func), callback.in_tree)
+
+
+class _Here:
+    """Calls a function here, and has its words go to the call that it can be."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Here) and bool(self._function == other._function)
+
+    def __hash__(self) -> int:
+        return hash(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with speaking_for_one():
+            return self._function(*args, **kwargs)
+
+
+def _exchange_debug(aims: Aims, callback: Any) -> Any:
+    """jax closes over function, structure and what is no array among the arguments."""
+    if isinstance(callback, _Flat):
+        return callback
+    held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
+    function = held["callback"].cell_contents
+    if _stays(aims, function):
+        return callback
+    remote = Remote(aims, function, wants_result=False)
+    return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
+
+
+class _Flat:
+    """Calls with the arguments of a tree, given those of its leaves that are arrays."""
+
+    def __init__(self, function: Remote, structure: Any, others: dict[int, Any]) -> None:
+        self._function = function
+        self._structure = structure
+        self._others = others
+
+    def __call__(self, *arrays: Any) -> tuple[()]:
+        rest = iter(arrays)
+        count = len(arrays) + len(self._others)
+        leaves = [self._others[i] if i in self._others else next(rest) for i in range(count)]
+        args, kwargs = jax.tree.unflatten(self._structure, leaves)
+        self._function(*args, **kwargs)
+        return ()
+
+
+_EXCHANGES: Final[dict[Any, Callable[[Aims, Any], Any]]] = {
+    jax_callback.io_callback_p: _exchange_io,
+    jax_callback.pure_callback_p: _exchange_pure,
+    debugging.debug_callback_p: _exchange_debug,
+}

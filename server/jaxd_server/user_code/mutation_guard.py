@@ -1,0 +1,186 @@
+"""What a function reaches and could change while it is traced: its globals, containers, objects.
+
+Under `jax.jit` such a change is made in the caller's process. Here it would be made in a copy, and
+be lost; and whatever is traced later, for anybody, would see it. So it is undone, and an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import CellType, FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.errors import LostUpdateError
+from jaxd_protocol.fingerprint.code.callbacks import names_in
+from jaxd_protocol.packages.installed import is_local_module
+
+__all__ = ["NOTHING", "Captured"]
+
+_MISSING: Final = object()
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Place(NamedTuple):
+    """Something that can be assigned: a global of a module, or a variable of a closure."""
+
+    name: str
+    holder: dict[str, Any] | CellType
+    before: Any
+
+    @property
+    def now(self) -> Any:
+        """What is there."""
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.name, _MISSING)
+        return _contents(self.holder)
+
+    def undo(self) -> None:
+        """Puts back what was there."""
+        if not isinstance(self.holder, dict):
+            if self.before is _MISSING:
+                del self.holder.cell_contents
+            else:
+                self.holder.cell_contents = self.before
+        elif self.before is _MISSING:
+            self.holder.pop(self.name, None)
+        else:
+            self.holder[self.name] = self.before
+
+
+class Captured:
+    """What some objects hold, as it is when this is made.
+
+    Args:
+        objects: what a function reaches.
+        ignored: names of globals and variables that may change.
+    """
+
+    def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
+        objects = list(objects)
+        self._places = [
+            place
+            for each in objects
+            if isinstance(each, FunctionType)
+            for place in _places_of(each)
+            if place.name not in ignored
+        ]
+        self._names = {id(place.before): place.name for place in self._places}
+        found = {id(each): each for each in (*objects, *(place.before for place in self._places))}
+        self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within it nothing of this is to change; if it does, all is as before afterwards.
+
+        Raises:
+            LostUpdateError: when something was changed.
+        """
+        try:
+            yield
+            changed = self._changed()
+        except BaseException:
+            self.restore()
+            raise
+        if changed is not None:
+            self.restore()
+            raise LostUpdateError(
+                f"the function changes {changed} while it is traced. On the server that is a copy: "
+                "yours would stay as it is. Return what is new, or do it outside of the function; "
+                "what is only a cache, name in persistent_call(ignore=…)."
+            )
+
+    def restore(self) -> None:
+        """Makes all of it what it was."""
+        for place in self._places:
+            if not _is_same(place.now, place.before):
+                place.undo()
+        for holder, content in self._held:
+            if not _are_same(_content(holder), content):
+                _refill(holder, content)
+
+    def _changed(self) -> str | None:
+        for place in self._places:
+            if not _is_same(place.now, place.before):
+                kind = "the global" if isinstance(place.holder, dict) else "the variable"
+                return f"{kind} {place.name!r}"
+        for holder, content in self._held:
+            if not _are_same(_content(holder), content):
+                name = self._names.get(id(holder))
+                return f"a {type(holder).__name__}" + ("" if name is None else f", {name!r},")
+        return None
+
+
+NOTHING: Final = Captured()
+
+
+def _places_of(function: FunctionType) -> Iterator[_Place]:
+    if is_local_module(function.__module__):
+        for name in sorted(names_in(function.__code__)):
+            yield _Place(name, function.__globals__, function.__globals__.get(name, _MISSING))
+        pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in pairs:
+            yield _Place(name, cell, _contents(cell))
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def _can_change(value: Any) -> bool:
+    """Whether it is a container, or an object of a class of the user's."""
+    if isinstance(value, type | FunctionType | ModuleType):
+        return False
+    if _is_container(value):
+        return True
+    return isinstance(getattr(value, "__dict__", None), dict) and is_local_module(
+        type(value).__module__
+    )
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | dict | set | deque | bytearray)
+
+
+def _content(value: Any) -> list[Any]:
+    """What it holds, flat; of an object without what a descriptor keeps there for itself."""
+    if not _is_container(value):
+        own = {
+            name: content
+            for name, content in vars(value).items()
+            if not hasattr(getattr(type(value), name, None), "__get__")  # a cached_property
+        }
+        return [part for pair in own.items() for part in pair]
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    return list(value)
+
+
+def _refill(value: Any, content: list[Any]) -> None:
+    if not _is_container(value):
+        value = vars(value)
+        for name in set(value) - set(content[::2]):
+            del value[name]
+        value.update(zip(content[::2], content[1::2], strict=True))
+        return
+    value.clear()
+    if isinstance(value, dict):
+        value.update(zip(content[::2], content[1::2], strict=True))
+    elif isinstance(value, set):
+        value.update(content)
+    else:
+        value.extend(content)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (
+        type(one) is type(other) and isinstance(one, _PLAIN) and repr(one) == repr(other)
+    )
+
+
+def _are_same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(_is_same, now, before))

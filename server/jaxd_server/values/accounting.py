@@ -1,0 +1,160 @@
+"""How many bytes the values of a worker take, whether more have room, and who holds them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.errors import ValuesFull
+
+if TYPE_CHECKING:
+    from jaxd_server.values.value import Named, Value, ValuesOfSession
+
+__all__ = ["ValueRoom", "holder_rows", "largest"]
+
+
+_SHOWN: Final = 5
+
+
+def holder_rows(
+    principal: str,
+    names: Mapping[tuple[str, str], Named],
+    sessions: Iterable[ValuesOfSession],
+    used: Mapping[str, int],
+    now: float,
+) -> list[dict[str, Any]]:
+    """One row for each name, and for each maker of a session, the largest first.
+
+    A value under a name is in the row of that name alone, so that the rows add up.
+
+    Args:
+        principal: who asks; what others hold is one row for each of them.
+        names: by principal and name.
+        sessions: those that hold values.
+        used: bytes of each principal.
+        now: seconds, as the names count them.
+    """
+    seen: set[int] = set()
+    rows = []
+    for (who, name), named in names.items():
+        if who == principal:
+            left = None if named.until is None else round(named.until - now, 3)
+            rows.append(_row(who, f"named {name!r}", _fresh(named.values, seen), name, left))
+    for owner in sessions:
+        if owner.principal == principal:
+            by_maker: dict[str, list[Value]] = {}
+            for value in _fresh(owner.values.values(), seen):
+                by_maker.setdefault(value.maker, []).append(value)
+            rows += [_row(principal, maker, values) for maker, values in by_maker.items()]
+    rows += [_others(who, nbytes) for who, nbytes in used.items() if who != principal]
+    return sorted(rows, key=lambda row: -row["bytes"])
+
+
+def _fresh(values: Iterable[Value], seen: set[int]) -> list[Value]:
+    """Those that are in no row so far."""
+    found = {id(value): value for value in values if id(value) not in seen}
+    seen.update(found)
+    return list(found.values())
+
+
+def _row(
+    principal: str,
+    what: str,
+    values: Sequence[Value],
+    name: str | None = None,
+    ttl_s: float | None = None,
+) -> dict[str, Any]:
+    now = time.time()
+    oldest = min((value.made_at for value in values), default=now)
+    return {
+        "principal": principal,
+        "what": what,
+        "name": name,
+        "ttl_s": ttl_s,
+        "values": len(values),
+        "bytes": sum(value.nbytes for value in values),
+        "age_s": round(max(0.0, now - oldest), 3),
+    }
+
+
+def _others(principal: str, nbytes: int) -> dict[str, Any]:
+    """What somebody else holds: how much, and no more than that."""
+    return {
+        "principal": principal,
+        "what": f"values of {principal}",
+        "name": None,
+        "ttl_s": None,
+        "values": None,
+        "bytes": nbytes,
+        "age_s": None,
+    }
+
+
+def largest(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The first few rows, in words."""
+    told = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_SHOWN]]
+    return "; ".join(told) or "none"
+
+
+_MIB: Final = 1 << 20
+
+
+class ValueRoom:
+    """Keeps the account. Not thread-safe: `Values` holds its lock.
+
+    Args:
+        limit: bytes that all may take; 0: as many as there is room for.
+        share: of this, what one principal may take.
+
+    Attributes:
+        limit: the same.
+        used: bytes by principal.
+        nbytes: bytes of all.
+    """
+
+    def __init__(self, limit: int, share: float) -> None:
+        self.limit = limit
+        self.used: dict[str, int] = {}
+        self.nbytes = 0
+        self._most_of_one = int(limit * share)
+        self._promised: dict[str, int] = {}
+
+    def charge(self, principal: str, nbytes: int) -> None:
+        """A principal has so many bytes more; or, below 0, fewer."""
+        self.nbytes += nbytes
+        _add(self.used, principal, nbytes)
+
+    def promise(self, principal: str, nbytes: int) -> None:
+        """So many bytes of what is free are a principal's who is about to use them; or no more."""
+        _add(self._promised, principal, nbytes)
+
+    def has(self, principal: str, nbytes: int) -> bool:
+        """Whether a principal may have so many bytes more."""
+        free = self.limit - self.nbytes - sum(self._promised.values())
+        own = self._most_of_one - self.used.get(principal, 0) - self._promised.get(principal, 0)
+        return not self.limit or nbytes <= min(free, own)
+
+    def full(self, principal: str, nbytes: int, rows: Iterable[Mapping[str, Any]]) -> ValuesFull:
+        """What a principal is told who may not.
+
+        Args:
+            principal: who.
+            nbytes: what was asked for.
+            rows: who holds how much, the largest first.
+        """
+        promised = sum(self._promised.values())
+        others = f" and {promised / _MIB:,.1f} MiB are being filled" if promised else ""
+        return ValuesFull(
+            f"{nbytes / _MIB:,.1f} MiB more have no room on the server: its values take "
+            f"{self.nbytes / _MIB:,.1f} of {self.limit / _MIB:,.1f} MiB, yours "
+            f"{self.used.get(principal, 0) / _MIB:,.1f} of {self._most_of_one / _MIB:,.1f} MiB"
+            f"{others}. The largest: {largest(rows)}. Let go of arrays that you do not need (del, "
+            ".delete(), jaxd.forget), or start the server with a larger --value-bytes."
+        )
+
+
+def _add(account: dict[str, int], principal: str, nbytes: int) -> None:
+    account[principal] = account.get(principal, 0) + nbytes
+    if not account[principal]:
+        del account[principal]

@@ -1,0 +1,237 @@
+"""What the calls of one connection may refer to instead of sending it: values, and blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import ArgumentError, ProtocolError, ValuesFull
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    KEPT,
+    PACKED,
+    STORED,
+    VALUE,
+    Row,
+    content_id,
+    unpack_ids,
+)
+from jaxd_protocol.pytree import Layout, Leaf, Place
+from jaxd_protocol.pytree.leaves import spec_bytes
+from jaxd_server.codec.arguments import read_leaf
+from jaxd_server.jax_compat.arrays import exact_array
+from jaxd_server.values.content_store import ContentId
+from jaxd_server.values.store import Values
+from jaxd_server.values.value import Value, ValuesOfSession
+
+__all__ = ["Blocks", "Filled", "Holdings", "copy_of"]
+
+_IN_BUFFER = Place(buffer=0)
+_SENT = "sent by the client"
+
+
+class Blocks(Protocol):
+    """Memory that is shared with a client on the same machine."""
+
+    def view(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """A part of one block; raises `ProtocolError` when it is not there."""
+
+    def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """The same, to be written."""
+
+
+class Filled(NamedTuple):
+    """What became of what a call refers to.
+
+    Attributes:
+        refused: ids of what was to be kept and has no room.
+        given: ids of the values that are given to the call for good, by leaf.
+    """
+
+    refused: tuple[int, ...]
+    given: Mapping[int, int]
+
+
+class Holdings:
+    """Values of a session and blocks of a connection.
+
+    Args:
+        values: those of the whole worker.
+        own: those of the session.
+        blocks: those of the connection.
+    """
+
+    def __init__(self, values: Values, own: ValuesOfSession, blocks: Blocks) -> None:
+        self.values = values
+        self.own = own
+        self._blocks = blocks
+        self._closed = False
+
+    def fill(
+        self, rows: Sequence[Row], layout: Layout, leaves: list[Any], donated: Collection[int]
+    ) -> Filled:
+        """Puts in what a call refers to, and keeps what it brings to be kept.
+
+        When this raises, nothing has changed. What is kept stays, whatever becomes of the call.
+
+        Args:
+            rows: where its data lies.
+            layout: of the call.
+            leaves: those that are in the message; the others are put in.
+            donated: numbers of the leaves that the call gives up.
+
+        Raises:
+            ProtocolError: when something is not as the layout says.
+            ArgumentError: when a value that is given up is needed by the same call once more.
+            ValueDeleted: when a value is gone.
+            ForwardedFailure: when the call that was to make a value has failed.
+        """
+        self._refuse_twice(rows, donated)
+        given: dict[int, int] = {}
+        kept: dict[int, Value] = {}
+        stored: dict[ContentId, Value] = {}
+        for row in rows:
+            number, kind, a, b = row
+            leaf = layout.leaves[number]
+            if kind == VALUE:
+                given |= self._lend(row, layout, leaves, donated)
+            elif kind == BLOCK:
+                view = self._blocks.view(a, b, leaf.nbytes)
+                leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
+            elif kind != PACKED:  # that was inflated as it was read
+                if kind == STORED:
+                    _check_content((a, b), leaf, leaves[number])
+                value = Value(exact_array(leaves[number]), leaf, leaf.nbytes, _SENT, copied=True)
+                leaves[number] = copy_of(value.array) if number in donated else value.array
+                if kind == KEPT:
+                    kept[a] = value
+                else:
+                    stored[a, b] = value
+        for content, value in stored.items():
+            self.values.contents.put(self.own.principal, content, value)
+        return Filled(self._keep(kept) if kept else (), given)
+
+    def _keep(self, kept: Mapping[int, Value]) -> tuple[int, ...]:
+        nbytes = sum(value.nbytes for value in kept.values())
+        try:  # half of the room is for what clients have nowhere else
+            with self.values.room(self.own, nbytes, spare=self.values.limit // 2):
+                self.values.add(self.own, kept)
+        except ValuesFull:
+            return tuple(kept)  # the client has it all the same
+        return ()
+
+    def adopt(self, contents: bytes, ids: bytes) -> tuple[int, bytes]:
+        """Makes arrays that are held by their content values of the session.
+
+        Args:
+            contents: their content ids, two numbers each.
+            ids: those that they are to have as values.
+
+        Returns:
+            OK, and a byte for each: 1 when it is a value now, 0 when it is not here.
+
+        Raises:
+            ProtocolError: when this cannot be read.
+        """
+        numbers, wanted = unpack_ids(contents), unpack_ids(ids)
+        if len(numbers) != 2 * len(wanted):
+            raise ProtocolError("the client does not say readably what it has.")
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        found = [self.values.contents.find(self.own.principal, pair) for pair in pairs]
+        made = {i: value for i, value in zip(wanted, found, strict=True) if value is not None}
+        refused = self._keep(made) if made else ()
+        return OK, bytes(id_ in made and id_ not in refused for id_ in wanted)
+
+    def write(self, places: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Writes data into the client's blocks.
+
+        Args:
+            places: for each of them, the number of a block and the offset in it.
+            data: as flat bytes.
+
+        Raises:
+            ProtocolError: when there is no such place.
+        """
+        if self._closed:
+            raise ProtocolError("the client whose memory this is has gone.")
+        if len(places) != 2 * len(data):
+            raise ProtocolError("the client does not say readably where it wants its data.")
+        for number, offset, part in zip(places[::2], places[1::2], data, strict=True):
+            place = self._blocks.writable_view(number, offset, len(part))
+            np.copyto(np.frombuffer(place, "u1"), np.frombuffer(part, "u1"))
+
+    def close(self) -> None:
+        """The connection ended: nobody waits for data in the client's memory any more."""
+        self._closed = True
+
+    def _refuse_twice(self, rows: Sequence[Row], donated: Collection[int]) -> None:
+        """Returns unless a call gives up what it needs once more; jax would not run it either."""
+        if not donated:
+            return
+        spans = sorted((row.a, row.a + row.b) for row in rows if row.kind == VALUE)
+        if all(end < start for (_, end), (start, _) in itertools.pairwise(spans)):
+            return
+        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _lent(row)}
+        times = Counter(lent.values())
+        for leaf, id_ in lent.items():
+            if leaf in donated and times[id_] > 1:
+                if self.own.get(id_).copied:
+                    continue  # the call is given a copy of it
+                raise ArgumentError(
+                    "an array on the server is given to a call twice, and donated at least once. "
+                    "Give a copy to the argument that is donated, such as jaxd.put(x.fetch()), or "
+                    "take the other one out of the call."
+                )
+
+    def _lend(
+        self, row: Row, layout: Layout, leaves: list[Any], donated: Collection[int]
+    ) -> dict[int, int]:
+        """Puts in the values of one row; ids of those that are given for good, by leaf."""
+        first, stop = row.leaves.start, row.leaves.stop
+        values = self.own.get_all(range(row.a, row.a + stop - first))
+        if [value.leaf for value in values] != list(layout.leaves[first:stop]):
+            raise ProtocolError("a value on the server is not what the call says that it is.")
+        leaves[first:stop] = [value.array for value in values]
+        given = {}
+        for number, id_ in _lent(row) if donated else ():
+            value = values[number - first]
+            if number in donated:
+                if value.copied or value.holders > 1:
+                    leaves[number] = copy_of(value.array)
+                if not value.copied:
+                    given[number] = id_
+        return given
+
+
+def _lent(row: Row) -> Iterator[tuple[int, int]]:
+    """Leaf and id of each value of which a row speaks."""
+    return zip(row.leaves, itertools.count(row.a), strict=False)
+
+
+def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
+    """Returns when what a client says of an array's content is true."""
+    spec = spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak)
+    if leaf.tag != "A" or content != content_id(
+        spec, np.asarray(array).reshape(-1).view("u1").data
+    ):
+        raise ProtocolError(
+            "an array is not what its client says that it is. It was changed while it was being "
+            "sent, or the client is none of jaxd's: repeat the call."
+        )
+
+
+def copy_of(data: Any) -> Any:
+    """jax's array of some data, or of another array, with memory of its own.
+
+    `array.copy()` would compile a small program, and `may_alias=False` is not heeded for what is
+    numpy's, but for what is jax's.
+    """
+    array = jax.device_put(data, may_alias=False)
+    is_shared = isinstance(data, np.ndarray) and array.unsafe_buffer_pointer() == data.ctypes.data
+    return jax.device_put(array, may_alias=False) if is_shared else array

@@ -1,0 +1,277 @@
+"""Arrays that stay on the server: whose they are, how much room they take, and when they go.
+
+A value belongs to a session and is named by a number that its client has chosen; it lives until
+the client lets go of it or the session ends. Values under a name belong to a principal and outlive
+sessions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxd_protocol.errors import ValueDeleted
+from jaxd_server.values.accounting import ValueRoom, holder_rows
+from jaxd_server.values.content_store import Contents
+from jaxd_server.values.value import Named, Value, ValuesOfSession
+
+__all__ = ["Values"]
+
+
+class Values:
+    """All values of a worker. Thread-safe.
+
+    Args:
+        limit: bytes that all of them may take; 0: as many as there is room for.
+        share: of this, what one principal may take.
+        clock: seconds that only grow.
+        contents: arrays that may become values; by default none are held.
+        on_owners: told which principals may have any, whenever that are more; quick.
+    """
+
+    def __init__(
+        self,
+        limit: int = 0,
+        share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        contents: Contents | None = None,
+        on_owners: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> None:
+        self.contents = Contents() if contents is None else contents
+        self._clock = clock
+        self._sessions: set[ValuesOfSession] = set()
+        self._names: dict[tuple[str, str], Named] = {}
+        self._room = ValueRoom(limit, share)
+        self._count = 0
+        self._count_of: Counter[str] = Counter()
+        self._on_owners = on_owners
+        self._owners: set[str] = set()
+        self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values; one that several numbers or names stand for counts once."""
+        return self._room.nbytes
+
+    @property
+    def limit(self) -> int:
+        """Bytes that all of them may take; 0: as many as there is room for."""
+        return self._room.limit
+
+    def of(self, principal: str) -> dict[str, int]:
+        """How many values a principal has, in its sessions and under names, and their bytes."""
+        with self._lock:
+            nbytes = self._room.used.get(principal, 0)
+            return {"values": self._count_of[principal], "value_bytes": nbytes}
+
+    def are_missed(self) -> bool:
+        """Whether there is any that its client does not have as well."""
+        with self._lock:
+            held = (value for owner in self._sessions for value in owner.values.values())
+            return bool(self._names) or not all(value.copied for value in held)
+
+    def owners(self) -> list[str]:
+        """The principals of which there is any that they do not have as well."""
+        with self._lock:
+            self._owners = {who for who, _ in self._names} | {
+                owner.principal
+                for owner in self._sessions
+                if not all(value.copied for value in owner.values.values())
+            }
+            self._on_owners(self._owners)
+            return sorted(self._owners)
+
+    def _own(self, principal: str) -> None:
+        """A principal has values now. The lock is held."""
+        self._owners.add(principal)
+        self._on_owners(self._owners)
+
+    # of a session -----------------------------------------------------------------------------
+
+    @contextmanager
+    def room(
+        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
+    ) -> Iterator[None]:
+        """Room for so many bytes more: nobody else has it, as long as the block runs.
+
+        Args:
+            owner: who wants to have them.
+            nbytes: how many.
+            given_up: numbers of values that go at the same time.
+            spare: bytes that have to be free beside them.
+
+        Raises:
+            ValuesFull: when there is none; says who holds the most.
+        """
+        promised = self._promise(owner, nbytes, given_up, spare)
+        try:
+            yield
+        finally:
+            if promised:
+                with self._lock:
+                    self._room.promise(owner.principal, -promised)
+
+    def _promise(
+        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int], spare: int
+    ) -> int:
+        who = owner.principal
+        if not self.limit or nbytes <= 0:
+            return 0
+        with self._lock:
+            self._forget_expired()
+            more = nbytes
+            if not self._room.has(who, more + spare):
+                more = max(0, nbytes - _freed(owner, given_up))
+                if not self._room.has(who, more + spare):
+                    raise self._room.full(who, nbytes, self._rows(who))
+            self._room.promise(who, more)
+            return more
+
+    def add(self, owner: ValuesOfSession, values: Mapping[int, Value]) -> None:
+        """Takes values in, without asking for room; not when the session is over."""
+        with self._lock:
+            if owner.ended or not values:
+                return
+            self._hold(owner.principal, values.values())
+            again = owner.values.keys() & values.keys()
+            replaced = self._take_out(owner, again) if again else ()
+            self._sessions.add(owner)
+            owner.values.update(values)
+            if owner.principal not in self._owners:
+                self._own(owner.principal)
+        del replaced  # frees memory, and not under the lock
+
+    def drop(self, owner: ValuesOfSession, ids: Iterable[int]) -> None:
+        """Lets go of values, of those that are still there."""
+        with self._lock:
+            gone = self._take_out(owner, ids)
+            if not owner.values:
+                self._sessions.discard(owner)
+        del gone  # as above
+
+    def end(self, owner: ValuesOfSession) -> None:
+        """Lets go of all values of a session, which is over."""
+        with self._lock:
+            owner.ended = True
+            gone = self._take_out(owner, list(owner.values))
+            self._sessions.discard(owner)
+        del gone  # as above
+
+    def _take_out(self, owner: ValuesOfSession, ids: Iterable[int]) -> list[Value]:
+        gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
+        self._let_go(owner.principal, gone)
+        return gone
+
+    def _hold(self, principal: str, values: Collection[Value]) -> None:
+        nbytes = count = 0
+        for value in values:
+            if not value.holders:
+                nbytes, count = nbytes + value.nbytes, count + 1
+            value.holders += 1
+        self._charge(principal, nbytes, count)
+
+    def _let_go(self, principal: str, values: Collection[Value]) -> None:
+        nbytes = count = 0
+        for value in values:
+            value.holders -= 1
+            if not value.holders:
+                nbytes, count = nbytes + value.nbytes, count + 1
+        self._charge(principal, -nbytes, -count)
+
+    def _charge(self, principal: str, nbytes: int, count: int) -> None:
+        self._count += count
+        self._count_of[principal] += count
+        self._room.charge(principal, nbytes)
+
+    def name(
+        self,
+        principal: str,
+        name: str,
+        skeleton: bytes,
+        values: Sequence[Value],
+        ttl_s: float | None,
+    ) -> None:
+        """Gives values a name of their principal's; takes the place of what had it."""
+        until = None if ttl_s is None else self._clock() + ttl_s
+        with self._lock:
+            self._hold(principal, values)
+            replaced = self._remove(principal, name)
+            self._names[principal, name] = Named(skeleton, tuple(values), until)
+            self._own(principal)
+        del replaced  # as above
+
+    def named(self, principal: str, name: str) -> Named:
+        """What a principal has under a name.
+
+        Raises:
+            ValueDeleted: when there is nothing.
+        """
+        with self._lock:
+            self._forget_expired()
+            found = self._names.get((principal, name))
+            others = sorted(other for who, other in self._names if who == principal)
+        if found is None:
+            known = f"There are: {', '.join(map(repr, others))}." if others else "There is none."
+            raise ValueDeleted(
+                f"no values are named {name!r} on this server: it was never put there, its ttl_s "
+                f"has passed, or the server's worker was replaced. {known}"
+            )
+        return found
+
+    def unname(self, principal: str, name: str) -> bool:
+        """Removes a name; whether it was there."""
+        with self._lock:
+            self._forget_expired()
+            gone = self._remove(principal, name)
+        return gone is not None
+
+    def forget(self, principal: str) -> None:
+        """Lets go of what somebody has who does not come back: values under names, and contents."""
+        with self._lock:
+            names = [name for who, name in self._names if who == principal]
+            gone = [self._remove(principal, name) for name in names]
+        self.contents.forget(principal)
+        del gone  # as above
+
+    def look(self) -> None:
+        """Forgets the names whose time has passed; to be called often."""
+        with self._lock:
+            self._forget_expired()
+
+    def _remove(self, principal: str, name: str) -> Named | None:
+        gone = self._names.pop((principal, name), None)
+        if gone is not None:
+            self._let_go(principal, gone.values)
+        return gone
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        for (principal, name), named in list(self._names.items()):
+            if named.until is not None and named.until <= now:
+                self._remove(principal, name)
+
+    def holders(self, principal: str) -> list[dict[str, Any]]:
+        """What is held, the largest first: one row for each name, and for each maker of a session.
+
+        Args:
+            principal: who asks; what others hold is one row for each of them.
+        """
+        with self._lock:
+            self._forget_expired()
+            return self._rows(principal)
+
+    def _rows(self, principal: str) -> list[dict[str, Any]]:
+        return holder_rows(principal, self._names, self._sessions, self._room.used, self._clock())
+
+
+def _freed(owner: ValuesOfSession, ids: Iterable[int]) -> int:
+    """Bytes that are free when a session lets go of values."""
+    found = {number: owner.values.get(number) for number in ids}
+    return sum(v.nbytes for v in found.values() if v is not None and v.holders == 1)

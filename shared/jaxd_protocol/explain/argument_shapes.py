@@ -1,0 +1,224 @@
+"""A skeleton in words: what the arguments of a call look like, for people.
+
+Nothing that the skeleton names is imported, unpickled or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.pytree.decoder import Build, Reader
+from jaxd_protocol.pytree.leaves import Leaf
+from jaxd_protocol.pytree.literals import dump_literal
+
+__all__ = ["Argument", "Form", "argument_forms", "shortened"]
+
+_MAX_SHOWN: Final = 60
+_NO_SKELETON: Final = (
+    *(struct.error, LookupError, RecursionError, ValueError, TypeError, StopIteration),
+)
+_SCALARS: Final = {"F": "float", "I": "int", "B": "bool", "C": "complex", "P": "pickled object"}
+
+
+class Form(NamedTuple):
+    """One node of a tree. Equal forms are equal to jax as well.
+
+    Attributes:
+        kind: `leaf`, `static`, or `dict`, `list`, `tuple` or a class's name for what has children.
+        text: a leaf's dtype and shape, such as ``float32[3,4]``; in short a static value, or the
+            plain ones of an object.
+        identity: stands for the whole of what is static: `text` may be cut off, or not be all.
+        children: each with its step from here: ``['w']``, ``[0]``, ``.w``.
+    """
+
+    kind: str
+    text: str = ""
+    identity: bytes = b""
+    children: tuple[tuple[str, Form], ...] = ()
+
+    def leaves(self, path: str = "") -> Iterator[tuple[str, Form]]:
+        """All leaves and static values below, each with the path from here."""
+        if self.kind in ("leaf", "static"):
+            yield path, self
+        for step, child in self.children:
+            yield from child.leaves(path + step)
+
+    def __str__(self) -> str:
+        """The leaf itself, or what kind of container it is, and how much is in it."""
+        if self.kind in ("leaf", "static"):
+            return self.text
+        return f"{self.kind} of {len(self.children)}"
+
+
+class Argument(NamedTuple):
+    """One argument of a call.
+
+    Attributes:
+        form: what it looks like.
+        by_name: whether it was given as a keyword.
+    """
+
+    form: Form
+    by_name: bool = False
+
+
+def argument_forms(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str, Argument]:
+    """The arguments of a call by name.
+
+    Args:
+        skeleton: that of (args, kwargs).
+        parameters: names of the parameters that can be given by position; the last one may begin
+            with a star, as in ``*rest``. Arguments without a name are called by their position.
+
+    Raises:
+        ProtocolError: when it is not the skeleton of a call.
+    """
+    reader = _Describer(skeleton, _stand_in, _closed)
+    try:
+        build = reader.node()
+        args, kwargs = build(iter([_leaf(leaf) for leaf in reader.leaves]))
+        if isinstance(args, Form) and isinstance(kwargs, Form):  # a stock client's
+            return {"arguments": Argument(Form("leaf", "pickled objects"))}
+        named = {
+            _name(i, parameters): Argument(form) for i, (_, form) in enumerate(_form(args).children)
+        }
+        for name, value in kwargs.items():
+            named[str(name)] = Argument(_form(value), by_name=True)
+    except (*_NO_SKELETON, AttributeError) as error:
+        raise ProtocolError("the skeleton of a call cannot be read.") from error
+    return named
+
+
+def shortened(text: str) -> str:
+    """One line of a few characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}…"
+
+
+def _name(position: int, parameters: Sequence[str]) -> str:
+    if position < len(parameters) and not parameters[position].startswith("*"):
+        return parameters[position]
+    if parameters and parameters[-1].startswith("*"):
+        return f"{parameters[-1][1:]}[{position - len(parameters) + 1}]"
+    return str(position)
+
+
+class _Describer(Reader):
+    """Puts forms in the place of static values; literals and pickles alike stay closed."""
+
+    def node(self) -> Build:
+        if self.data[self.at : self.at + 1] == b"S":
+            self.at += 1
+            value = self.literal()
+            return _always(Form("static", shortened(repr(value)), dump_literal(value)))
+        if self.data[self.at : self.at + 1] == b"Q":
+            self.at += 1
+            digest = hashlib.blake2b(self.packed(), digest_size=8).digest()
+            return _always(Form("static", "an object", digest))
+        if self.data[self.at : self.at + 1] == b"X":
+            self.at += 1
+            name = self.literal()
+            static: Form = self.node()(iter(()))
+            return _always(static._replace(text=shortened(name)) if name else static)
+        if self.data[self.at : self.at + 1] == b"V":
+            self.at += 1
+            outline, content = self.literal()
+            self.packed()
+            children = [self.node() for _ in range(self.count())]
+            return lambda leaves: _object(
+                outline, iter([_form(child(leaves)) for child in children]), content
+            )
+        return super().node()
+
+
+def _closed(_: bytes) -> Any:
+    """Takes the place of unpickling; never called, since `_Describer` takes such nodes first."""
+    raise ProtocolError("a pickle was about to be opened only to describe it.")
+
+
+def _always(form: Form) -> Build:
+    return lambda leaves: form
+
+
+def _leaf(leaf: Leaf) -> Form:
+    if leaf.tag not in "AK":
+        return Form("leaf", _SCALARS[leaf.tag])
+    dimensions = ",".join(map(str, leaf.shape))
+    if leaf.tag == "K":
+        return Form("leaf", f"{leaf.impl} keys, {leaf.dtype}[{dimensions}]")
+    return Form("leaf", f"{leaf.dtype}[{dimensions}]" + (" (weak)" if leaf.weak else ""))
+
+
+def _object(outline: Any, leaves: Iterator[Form], content: bytes = b"") -> Form:
+    """An object that jax takes apart.
+
+    Args:
+        outline: its kind, the steps to its children with their outlines, and those of its static
+            values that are plain; None for a leaf.
+        leaves: those of it.
+        content: stands for all that is static in it.
+    """
+    if outline is None:
+        return next(leaves)
+    kind, children, literals = outline
+    forms = tuple([(step, _object(child, leaves)) for step, child in children])
+    text = shortened(repr(literals)) if literals else ""
+    return Form(kind, text, content or dump_literal(literals), forms)
+
+
+class _Object:
+    """Stands for an instance of a class that the skeleton names."""
+
+
+class _Named(NamedTuple):
+    """Stands for a named tuple: its class, and children by field."""
+
+    cls: str
+    fields: dict[str, Any]
+
+
+class _NamedTuple:
+    """Stands for the class of a named tuple."""
+
+    def __init__(self, name: str, fields: Sequence[str]) -> None:
+        self._name = name
+        self._fields = fields
+
+    def _make(self, children: Sequence[Any]) -> _Named:
+        return _Named(self._name, dict(zip(self._fields, children, strict=True)))
+
+
+def _stand_in(_: str, name: str, fields: tuple[str, ...] | None) -> Any:
+    if fields is None:
+        return type(name, (_Object,), {})
+    return _NamedTuple(name, fields)
+
+
+def _form(value: Any) -> Form:
+    if isinstance(value, Form):
+        return value
+    if value is None:
+        return Form("leaf", "None")
+    if isinstance(value, dict):
+        kind = "OrderedDict" if isinstance(value, OrderedDict) else "dict"
+        pairs = [(f"[{key!r}]", child) for key, child in value.items()]
+        # jax sorts the keys of a dict: in which order they come makes no other program
+        if kind == "dict":
+            pairs.sort(key=lambda pair: pair[0])
+        return _container(kind, pairs)
+    if isinstance(value, _Named):
+        return _container(value.cls, [(f".{name}", each) for name, each in value.fields.items()])
+    if isinstance(value, _Object):
+        attributes = vars(value).items()
+        return _container(type(value).__name__, [(f".{name}", each) for name, each in attributes])
+    kind = "list" if isinstance(value, list) else "tuple"
+    return _container(kind, [(f"[{i}]", child) for i, child in enumerate(value)])
+
+
+def _container(kind: str, children: Sequence[tuple[str, Any]]) -> Form:
+    return Form(kind, children=tuple((step, _form(child)) for step, child in children))

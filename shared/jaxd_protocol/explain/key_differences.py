@@ -1,0 +1,220 @@
+"""What differs between two keys, in sentences that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
+from jaxd_protocol.jit.transforms import shown
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.model import Part
+
+__all__ = ["Difference", "in_one_line", "option_differences", "part_differences", "similarity"]
+
+_CODE: Final = ("function", "class")
+_INSTALLED: Final = ("package", "python")
+_IN_ONE_LINE: Final = 3
+_MAX_LINE: Final = 300
+
+
+class Difference(NamedTuple):
+    """One thing that differs between what is asked for and what is known.
+
+    Attributes:
+        kind: that of the part, or `argument`, `option`, `config`, `structure`, `unknown`.
+        name: what differs: ``global LR``, ``argument x``, ``jax_enable_x64``.
+        change: `changed`, `added` or `removed`.
+        before, after: its value on both sides, as far as it has one that can be shown.
+        where: file and line of code.
+        text: the whole of it as one sentence.
+    """
+
+    kind: str
+    name: str
+    change: str
+    before: str
+    after: str
+    where: str
+    text: str
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return self._asdict()
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Difference:
+        """What `to_dict` made; a newer server's further fields are left out."""
+        return cls(*(str(fields.get(name, "")) for name in cls._fields))
+
+    @classmethod
+    def of_values(cls, kind: str, name: str, before: str, after: str) -> Difference:
+        """For something that had one value and has another."""
+        return cls(kind, name, "changed", before, after, "", f"{name}: {before} → {after}")
+
+
+def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Difference, ...]:
+    """What changed between two fingerprints that are not equal.
+
+    Parts with equal names are one thing; of several with the same name, those that are equal go
+    together first and the others in order. First what changed, then what is new, then what is gone.
+    """
+    if not before or not after:
+        return (_UNKNOWN,)
+    old, new = _by_name(_helpers(before)), _by_name(_helpers(after))
+    changed, added, removed = [], [], []
+    for name in {**new, **old}:
+        gone, come = _without_equals(old.get(name, []), new.get(name, []))
+        both = min(len(gone), len(come))
+        changed += [_changed(was, now) for was, now in zip(gone, come, strict=False)]
+        added += [_added(part) for part in come[both:]]
+        removed += [_removed(part) for part in gone[both:]]
+    found: dict[str, Difference] = {}  # a global that two helpers read changes once
+    for difference in changed + added + removed:
+        found.setdefault(difference.text, difference)
+    return tuple(found.values()) or (_STRUCTURE,)
+
+
+def option_differences(before: Options, after: Options) -> tuple[Difference, ...]:
+    """Which options, and which settings of jax, differ."""
+    found: list[Difference] = []
+    for name in Options._fields:
+        was, now = getattr(before, name), getattr(after, name)
+        if name == "config":
+            found += _entries(
+                "config", {**CONFIG_DEFAULTS, **dict(was)}, {**CONFIG_DEFAULTS, **dict(now)}
+            )
+        elif name == "compiler_options":
+            found += _entries("option", dict(was), dict(now))
+        elif name == "transformations":
+            if was != now:
+                found.append(_transformations(shown(was), shown(now)))
+        elif was != now or type(was) is not type(now):
+            found.append(Difference.of_values("option", name, repr(was), repr(now)))
+    return tuple(found)
+
+
+def _transformations(before: str, after: str) -> Difference:
+    """Those that jax asks for may differ in nothing that is shown."""
+    told = after if before != after else f"{after}, for other arguments"
+    return Difference.of_values("option", "transformations", before, told)
+
+
+def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:
+    """Which share of the parts, other than what is installed, two fingerprints have in common."""
+    first, second = (
+        {(part.name, part.digest) for part in parts if part.kind not in _INSTALLED}
+        for parts in (one, other)
+    )
+    union = len(first | second)
+    return len(first & second) / union if union else 0.0
+
+
+def in_one_line(differences: Sequence[Difference]) -> str:
+    """The first few of them, and how many more there are."""
+    texts = [difference.text for difference in differences[:_IN_ONE_LINE]]
+    if len(differences) > _IN_ONE_LINE:
+        texts.append(f"and {len(differences) - _IN_ONE_LINE} more")
+    line = " ".join("; ".join(texts).split())
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}…"
+
+
+_UNKNOWN: Final = Difference(
+    "unknown",
+    "",
+    "changed",
+    "",
+    "",
+    "",
+    "its code, or something that it reads, changed (which, is not known of this function)",
+)
+_STRUCTURE: Final = Difference(
+    "structure",
+    "",
+    "changed",
+    "",
+    "",
+    "",
+    "every part is the same, but they refer to each other in another way",
+)
+
+
+def _by_name(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.name, []).append(part)
+    return found
+
+
+def _helpers(parts: Sequence[Part]) -> Iterator[Part]:
+    """The parts, other functions than the first one called what they are to it."""
+    for index, part in enumerate(parts):
+        kind, _, name = part.name.partition(" ")
+        yield part._replace(name=f"helper {name}") if index and kind == "function" else part
+
+
+def _without_equals(before: list[Part], after: list[Part]) -> tuple[list[Part], list[Part]]:
+    left = list(before)
+    come = []
+    for part in after:
+        twin = next((was for was in left if was.digest == part.digest), None)
+        if twin is None:
+            come.append(part)
+        else:
+            left.remove(twin)
+    return left, come
+
+
+def _changed(was: Part, now: Part) -> Difference:
+    place = f" ({now.where})" if now.where and now.kind in _CODE else ""
+    differ = was.shown != now.shown and was.shown and now.shown
+    if was.kind != now.kind:
+        text = f"{now.name}{place}: was {_what(was)}, is now {_what(now)}"
+    elif now.kind in _CODE:
+        text = f"{now.name}{place}: code changed"
+    elif now.kind in _INSTALLED:
+        text = f"{now.name} " + (
+            f"{was.shown} → {now.shown}" if differ else f"{now.shown}: its installed files changed"
+        )
+    elif differ:
+        text = f"{now.name}: {was.shown} → {now.shown}"
+    else:
+        text = f"{now.name}: contents changed" + (f" ({now.shown})" if now.shown else "")
+    where = now.where or was.where
+    return Difference(now.kind, now.name, "changed", was.shown, now.shown, where, text)
+
+
+def _what(part: Part) -> str:
+    return f"{part.kind} {part.shown}".rstrip()
+
+
+def _added(part: Part) -> Difference:
+    text = f"now {_verb(part)} {part.name}{_details(part)}"
+    return Difference(part.kind, part.name, "added", "", part.shown, part.where, text)
+
+
+def _removed(part: Part) -> Difference:
+    text = f"no longer {_verb(part)} {part.name}{_details(part)}"
+    return Difference(part.kind, part.name, "removed", part.shown, "", part.where, text)
+
+
+def _verb(part: Part) -> str:
+    return "reads" if part.kind in ("value", "array", "variable") else "uses"
+
+
+def _details(part: Part) -> str:
+    if part.kind in _CODE:
+        return f" ({part.where})" if part.where else ""
+    if part.kind in _INSTALLED:
+        return f" {part.shown}".rstrip()
+    return f" ({part.shown})" if part.shown else ""
+
+
+def _entries(
+    kind: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Difference]:
+    for name in sorted({**before, **after}):
+        was, now = (repr(side[name]) if name in side else "not set" for side in (before, after))
+        if was != now:
+            yield Difference.of_values(kind, name, was, now)

@@ -1,0 +1,1 @@
+"""`ship="source"`: packages that count, and travel, as files."""

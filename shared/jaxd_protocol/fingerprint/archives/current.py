@@ -1,0 +1,28 @@
+"""Whose packages travel as files, at this moment and in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from jaxd_protocol.fingerprint.model import Archives
+
+__all__ = ["current_archives", "shipping"]
+
+_current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None)
+
+
+def current_archives() -> Archives | None:
+    """The archive of the function whose arguments, code or result are at hand."""
+    return _current.get()
+
+
+@contextmanager
+def shipping(archives: Archives | None) -> Iterator[None]:
+    """Around the packing of arguments and code, and the reading of results."""
+    token = _current.set(archives)
+    try:
+        yield
+    finally:
+        _current.reset(token)

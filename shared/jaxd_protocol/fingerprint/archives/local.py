@@ -1,0 +1,241 @@
+"""The user's packages as files: what `ship="source"` counts and sends instead of values.
+
+An archive is the source of whole top-level packages. What stands in one of them under a name
+counts by that name, and the archive counts by its code, so code that imports modules by computed
+names can run. What was changed in a module after its import is not in its source and not seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint.archives.files import files_of, source_of
+from jaxd_protocol.fingerprint.canonical import atom, digest
+from jaxd_protocol.fingerprint.code.callbacks import nested_codes
+from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.function_wrapper import PlainInside
+from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.model import Archive, Name, Source
+from jaxd_protocol.fingerprint.unpatched import is_plain_data
+from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.packages import Package, package_of
+
+__all__ = [
+    "IMPORTLIB",
+    "LocalArchives",
+    "archive_of",
+    "archived_id",
+    "hinted_tops",
+    "imported_names",
+    "look",
+]
+
+IMPORTLIB: Final = "importlib"
+
+
+def archive_of(sources: Mapping[str, Source], packages: tuple[Package, ...] = ()) -> Archive:
+    """An archive of these modules, by full name, and the installed packages that they import."""
+    data = bytearray(b"archive")
+    for name in sorted(sources):
+        code, is_package = sources[name]
+        data += b"".join(filter(None, map(atom, (name, is_package, facts_of(code).digest))))
+    for package in packages:
+        data += b"".join(filter(None, map(atom, package)))
+    return Archive(digest(data), sources, packages)
+
+
+class LocalArchives:
+    """Those of this process, growing while a walk meets more packages, until it is closed."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+        self._packages: set[Package] = set()
+        self._tops: dict[str, bool] = {}
+        self._places: dict[int, tuple[Any, Name]] | None = None
+        self._closed: Archive | None = None
+
+    @property
+    def archive(self) -> Archive:
+        """All that has been found so far."""
+        if self._closed is not None:
+            return self._closed
+        return archive_of(dict(self._sources), tuple(sorted(self._packages)))
+
+    def close(self) -> None:
+        """No package is added any more."""
+        self._closed = self.archive
+
+    def objects(self) -> dict[bytes, Any]:
+        """The classes and functions that the imported modules make, by `archived_id`."""
+        content = self.archive.content
+        found: dict[bytes, Any] = {}
+        for home in self._sources:
+            for value in list(getattr(sys.modules.get(home), "__dict__", {}).values()):
+                if isinstance(value, type | FunctionType) and (name := self._own_name(value)):
+                    found[archived_id(content, name)] = value
+        return found
+
+    def has(self, module: str, is_local: bool = False) -> bool:
+        """Whether a module is in the archive; a local one with a source file is put there.
+
+        Raises:
+            PackingError: when its package holds a compiled extension.
+        """
+        top = module.partition(".")[0]
+        if is_local and self._closed is None:
+            self._add(top)
+        return self._tops.get(top, False)
+
+    def _add(self, top: str) -> None:
+        if top in self._tops:
+            return
+        from jaxd_protocol.fingerprint.process_view import Here
+
+        files = files_of(top)
+        self._tops[top] = bool(files)
+        self._places = None
+        for name, path in files.items():
+            source = source_of(path)
+            if source is not None:
+                self._sources[name] = source
+        for name in files.keys() & self._sources.keys():
+            source = self._sources[name]
+            for imported in imported_names(name, source):
+                self._follow(imported.partition(".")[0])
+            for hint in sorted(hinted_tops(source.code)):
+                if Here().is_local(hint):
+                    self._add(hint)
+
+    def _follow(self, top: str) -> None:
+        """A package that an archived one imports is archived as well, or named when installed."""
+        from jaxd_protocol.fingerprint.process_view import Here
+
+        if top in self._tops or top in sys.stdlib_module_names:
+            return
+        if Here().is_local(top):
+            self._add(top)
+            return
+        package = package_of(top)
+        if package is not None:
+            self._packages.add(package)
+
+    def name_of(self, value: Any) -> Name | None:
+        """The name under which the archive makes this very object; None when it does not.
+
+        Plain data has none: what it is now counts, and goes along.
+        """
+        if value is importlib or value is importlib.import_module:
+            return (IMPORTLIB, "" if value is importlib else "import_module")
+        if isinstance(value, ModuleType):
+            name = value.__name__
+            return (name, "") if name in self._sources and sys.modules.get(name) is value else None
+        return self._own_name(value) or self._place_of(value)
+
+    def module(self, name: str) -> ModuleType | None:
+        """An archived module that is imported."""
+        return sys.modules.get(name) if name in self._sources else None
+
+    def _own_name(self, value: Any) -> Name | None:
+        if isinstance(value, FunctionType) and (hidden := self._decorated(value)):
+            return hidden
+        try:
+            name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
+            return None
+        module, inner = name
+        if not isinstance(module, str) or not isinstance(inner, str) or module not in self._sources:
+            return None
+        return (module, inner) if look(sys.modules.get(module), inner) is value else None
+
+    def _decorated(self, function: FunctionType) -> Name | None:
+        """A function that stands behind a persistent one of its name."""
+        module = function.__globals__.get("__name__")
+        if not isinstance(module, str) or module not in self._sources:
+            return None
+        found = look(sys.modules.get(module), function.__qualname__)
+        return (module, function.__qualname__) if found is function else None
+
+    def _place_of(self, value: Any) -> Name | None:
+        """Where a module holds an object that does not know its name, such as a registry."""
+        if self._places is None:
+            self._places = dict(self._find_places())
+        found = self._places.get(id(value))
+        if found is None or look(sys.modules.get(found[1][0]), found[1][1]) is not value:
+            return None
+        return found[1]
+
+    def _find_places(self) -> Iterator[tuple[int, tuple[Any, Name]]]:
+        for module in sorted(self._sources, key=lambda name: (-name.count("."), name)):
+            content = getattr(sys.modules.get(module), "__dict__", {})
+            for name, value in list(content.items()):
+                if not name.startswith("__") and _is_own(value):
+                    yield id(value), (value, (module, name))
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a module's attribute is an object of its own making that no value can stand for."""
+    if isinstance(value, ModuleType | type | FunctionType | tuple | frozenset):
+        return False
+    if any(base.__name__ in ("ndarray", "ArrayImpl") for base in type(value).__mro__):
+        return False  # its content counts
+    if is_plain_data(value):
+        return False
+    return not callable(value) or importable_name(value) is None
+
+
+def archived_id(content: bytes, name: Name) -> bytes:
+    """Sixteen bytes for an object of an archive, as `content_id` gives for one by value."""
+    parts = map(atom, (content, *name))
+    return digest(b"archived" + b"".join(filter(None, parts)))
+
+
+def look(module: Any, name: str) -> Any:
+    """What a module holds under a qualified name; of a persistent function the plain one."""
+    found = module
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part, MISSING)
+    if isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    return found.__wrapped__ if isinstance(found, PlainInside) else found
+
+
+def imported_names(name: str, source: Source) -> Iterator[str]:
+    """The modules that a module's code names when it imports, as far as that can be read."""
+    package = name if source.is_package else name.rpartition(".")[0]
+    facts = facts_of(source.code)
+    for statement in facts.imports:
+        if statement.level:
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - statement.level + 1])
+            full = f"{base}.{statement.name}".strip(".")
+        else:
+            full = statement.name
+        yield full
+        yield from (f"{full}.{each}" for each in statement.names)
+    for read in facts.reads:
+        if read.steps and read.steps[-1][0] == "c" and type(read.steps[-1][1]) is str:
+            called = (read.name, *(step[1] for step in read.steps[:-1]))[-1]
+            if called in ("import_module", "__import__") and read.steps[-1][1].strip("."):
+                yield read.steps[-1][1]
+
+
+_COMPUTE: Final = frozenset({"import_module", "__import__"})
+
+
+def hinted_tops(code: CodeType) -> set[str]:
+    """Top-level names that strings in code which computes imports begin with: `"shop.layers."`."""
+    codes, found, computes = [code], set[str](), False
+    for each in codes:
+        codes += nested_codes(each)
+        computes = computes or not _COMPUTE.isdisjoint(each.co_names)
+        texts = [text for text in each.co_consts if isinstance(text, str)]
+        found.update(text.partition(".")[0] for text in texts if "." in text)
+    return {top for top in found if _may_be_module(top)} if computes else set()
+
+
+def _may_be_module(top: str) -> bool:
+    return top.isidentifier() and top not in sys.stdlib_module_names

@@ -1,0 +1,470 @@
+"""What a code object gives to jax to be called back, found by following its stack.
+
+What `jax.debug.callback` or `io_callback` is given runs in the client's process, on the objects
+that are there then: a list that fills, a progress bar. Two questions are answered here. *May it be
+called?* All that can stand as the first argument of such a call, as far as the code says it: a
+name with its attributes, a function made in place, either of them in `functools.partial` or in a
+branch of a conditional. A client lets a server call this and nothing else. *Does it count?* What
+stands there itself, and nothing else is done with it, is not in the key: it decides nothing about
+the program. Where that is not certain, it counts like everything else.
+
+Code of CPython 3.11 to 3.13 is read. An instruction that is not known makes a value that nobody
+knows, so that less may be called, and more counts.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import CodeType
+from typing import Final, Literal, NamedTuple
+
+from jaxd_protocol.fingerprint.model import NOTHING, Gives, Kind, Origin, parameters_of
+
+__all__ = [
+    "GIVEN",
+    "Cell",
+    "called_in",
+    "cell_of",
+    "code_at",
+    "given_to_callbacks",
+    "names_in",
+    "nested_codes",
+]
+
+GIVEN: Final = (("!", None),)
+"""The steps of a read whose value is only given to be called back."""
+
+
+class Cell(NamedTuple):
+    """What a free variable of nested code holds, as far as the code around it says.
+
+    Attributes:
+        kind: `own`: a cell of the outermost function's closure. `static`: always the same, see
+            `origin`. `parameter`: what a function was called with. `local`: anything.
+        depth: of the code whose variable it is, where that is not the outermost function's cell.
+        name: of the variable there.
+        names: of the attributes that lead from a parameter.
+        origin: what it is assigned, once.
+    """
+
+    kind: Literal["own", "static", "parameter", "local"]
+    depth: int
+    name: str
+    names: tuple[str, ...] = ()
+    origin: Origin | None = None
+
+
+class _Value(NamedTuple):
+    """Something on the stack.
+
+    Attributes:
+        origins: where it can come from; none when that is not known.
+        alone: whether it is the one origin itself, and this is the only place that has it.
+        first: the first item, of a tuple or list.
+    """
+
+    origins: frozenset[Origin] = frozenset()
+    alone: bool = True
+    first: frozenset[Origin] = frozenset()
+
+
+_UNKNOWN: Final = _Value()
+_PLAIN: Final = frozenset({"io_callback", "debug_callback"})
+_ATTRIBUTES: Final = frozenset(
+    {("debug", "callback"), ("experimental", "io_callback"), ("jax", "io_callback")}
+)
+_PARTIAL: Final = frozenset({("partial",), ("functools", "partial")})
+_VARIABLES: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+_STORES: Final = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
+_SILENT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "KW_NAMES"})
+_KEEPS: Final = frozenset({"LIST_TO_TUPLE", "CALL_INTRINSIC_1"})
+_LEAVES: Final = frozenset(
+    {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
+)
+_MOST_ORIGINS: Final = 256
+"""Variables that are looked through for one value: more of them are assigned each other."""
+
+_HAS_METHODS: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
+
+
+def nested_codes(code: CodeType) -> list[CodeType]:
+    """The code that stands directly inside of another one, in order."""
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def names_in(code: CodeType) -> set[str]:
+    """The names of globals and attributes in code, nested code included."""
+    return set(code.co_names).union(*map(names_in, nested_codes(code)))
+
+
+def code_at(code: CodeType, path: Sequence[int]) -> list[CodeType]:
+    """The code at each step of a way.
+
+    Raises:
+        IndexError: when there is none.
+    """
+    found = [code]
+    for index in path:
+        found.append(nested_codes(found[-1])[index])
+    return found
+
+
+class _Reader:
+    """Follows the stack of one code object, from its first instruction to its last.
+
+    Attributes:
+        given: what calls of jax are given as what they call back.
+        bound: what variables are assigned.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+        self._nested = {id(each): at for at, each in enumerate(nested_codes(code))}
+        self._stack: list[_Value] = []
+        self._goes_on = True
+        self._joins: dict[int, list[_Value]] = {}
+        self._keywords: tuple[str, ...] = ()
+        self._constants: list[object] = []
+        self.given: list[_Value] = []
+        self.bound: dict[str, list[_Value]] = {}
+        for each in dis.get_instructions(code):
+            self._step(each)
+
+    def _step(self, each: dis.Instruction) -> None:
+        joined = self._joins.pop(each.offset, None)
+        if joined is not None:
+            self._stack = _joined(self._stack, joined) if self._goes_on else joined
+            self._goes_on = True
+        if each.opname == "KW_NAMES":
+            self._keywords = self._code.co_consts[each.arg or 0]
+        if each.opname in _SILENT:
+            return
+        known = getattr(self, f"_on_{each.opname.lower()}", None)
+        if each.opname in _VARIABLES:
+            self._push(_value("variable", each.argval, each.offset))
+        elif each.opname in _STORES:
+            self._bind(each.argval)
+        elif known is not None:
+            known(each)
+        elif each.opname not in _KEEPS:
+            self._other(each)
+        if each.opname != "LOAD_CONST":
+            self._constants.clear()
+        if each.opname in _LEAVES:
+            self._stack, self._goes_on = [], False
+
+    # the stack --------------------------------------------------------------------------------
+
+    def _push(self, *values: _Value) -> None:
+        self._stack += values
+
+    def _pop(self) -> _Value:
+        return self._stack.pop() if self._stack else _UNKNOWN
+
+    def _pops(self, count: int) -> list[_Value]:
+        return [self._pop() for _ in range(count)][::-1]
+
+    def _other(self, each: dis.Instruction) -> None:
+        """An instruction that makes nothing that can be named."""
+        argument = each.arg if each.opcode >= dis.HAVE_ARGUMENT else None
+        effect = dis.stack_effect(each.opcode, argument, jump=False)
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            self._jump(each, effect)
+        elif effect > 0:
+            if not each.opname.startswith(("BUILD", "LOAD", "PUSH")):
+                self._pop()
+                self._push(_UNKNOWN)
+            self._push(*[_UNKNOWN] * effect)
+        else:
+            self._pops(1 - effect)
+            self._push(_UNKNOWN)
+
+    def _jump(self, each: dis.Instruction, effect: int) -> None:
+        """Two ways begin, each of which may have a call of its own: neither is the only one."""
+        before = [value._replace(alone=False) for value in self._stack]
+        self._stack = list(before)
+        if each.argval > each.offset:  # what lies below the values of a loop stays as it is
+            self._change(dis.stack_effect(each.opcode, each.arg, jump=True))
+            known = self._joins.get(each.argval)
+            there = self._stack if known is None else _joined(known, self._stack)
+            self._joins[each.argval] = there
+        self._stack = before
+        self._change(effect)
+
+    def _change(self, effect: int) -> None:
+        self._pops(-effect)
+        self._push(*[_UNKNOWN] * effect)
+
+    # instructions -----------------------------------------------------------------------------
+
+    def _on_load_const(self, each: dis.Instruction) -> None:
+        self._constants.append(each.argval)
+        if isinstance(each.argval, CodeType):
+            self._push(_value("code", str(self._nested[id(each.argval)]), each.offset))
+        else:
+            self._push(_UNKNOWN)
+
+    def _on_load_global(self, each: dis.Instruction) -> None:
+        value = _value("global", each.argval, each.offset)
+        null = [_UNKNOWN] if (each.arg or 0) & 1 else []
+        self._push(*null, value) if _NULL_FIRST else self._push(value, *null)
+
+    def _on_load_name(self, each: dis.Instruction) -> None:
+        self._push(_value("global", each.argval, each.offset))
+
+    def _on_load_fast_load_fast(self, each: dis.Instruction) -> None:
+        first, second = each.argval
+        self._push(_value("variable", first, each.offset), _value("variable", second))
+
+    def _on_store_fast_load_fast(self, each: dis.Instruction) -> None:
+        stored, loaded = each.argval
+        self._bind(stored)
+        self._push(_value("variable", loaded))
+
+    def _on_store_fast_store_fast(self, each: dis.Instruction) -> None:
+        for name in each.argval:
+            self._bind(name)
+
+    def _bind(self, name: str) -> None:
+        self.bound.setdefault(name, []).append(self._pop())
+
+    def _on_load_attr(self, each: dis.Instruction) -> None:
+        self._attribute(each.argval, method=not _HAS_METHODS and bool((each.arg or 0) & 1))
+
+    def _on_load_method(self, each: dis.Instruction) -> None:
+        self._attribute(each.argval, method=True)
+
+    def _attribute(self, name: str, *, method: bool) -> None:
+        of = self._pop()
+        found = frozenset(each.at(name) for each in of.origins if each.kind != "code")
+        self._push(_Value(found, of.alone))
+        if method:
+            self._push(_UNKNOWN)
+
+    def _on_import_name(self, each: dis.Instruction) -> None:
+        level, names = ([None, None, *self._constants])[-2:]
+        self._pops(2)
+        module = each.argval if names else each.argval.partition(".")[0]
+        self._push(_UNKNOWN if level else _value("module", module))
+
+    def _on_import_from(self, each: dis.Instruction) -> None:
+        of = self._stack[-1] if self._stack else _UNKNOWN
+        self._push(_Value(frozenset(one.at(each.argval) for one in of.origins)))
+
+    def _on_make_function(self, each: dis.Instruction) -> None:
+        made = self._pop()
+        if _NULL_FIRST:  # from CPython 3.13 on, SET_FUNCTION_ATTRIBUTE has the rest
+            self._pops((each.arg or 0).bit_count())
+        self._push(made)
+
+    def _on_set_function_attribute(self, _: dis.Instruction) -> None:
+        made = self._pop()
+        self._pop()
+        self._push(made)
+
+    def _on_copy(self, each: dis.Instruction) -> None:
+        at = len(self._stack) - (each.arg or 1)
+        value = self._stack[at]._replace(alone=False) if at >= 0 else _UNKNOWN
+        if at >= 0:
+            self._stack[at] = value
+        self._push(value)
+
+    def _on_swap(self, each: dis.Instruction) -> None:
+        values = self._pops(each.arg or 1)
+        values[0], values[-1] = values[-1], values[0]
+        self._push(*values)
+
+    def _on_pop_top(self, _: dis.Instruction) -> None:
+        self._pop()
+
+    def _on_build_list(self, each: dis.Instruction) -> None:
+        values = self._pops(each.arg or 0)
+        self._push(_Value(first=values[0].origins if values else frozenset()))
+
+    _on_build_tuple = _on_build_list
+
+    def _on_list_extend(self, _: dis.Instruction) -> None:
+        self._pop()
+
+    _on_list_append = _on_list_extend
+
+    # calls ------------------------------------------------------------------------------------
+
+    def _on_call(self, each: dis.Instruction) -> None:
+        names, self._keywords = self._keywords, ()
+        self._call(self._pops(each.arg or 0), names)
+
+    def _on_call_kw(self, each: dis.Instruction) -> None:
+        self._pop()
+        names = self._constants[-1] if self._constants else None
+        self._call(self._pops(each.arg or 0), names if isinstance(names, tuple) else ())
+
+    def _call(self, args: list[_Value], names: tuple[str, ...]) -> None:
+        given = args[0] if len(args) > len(names) else _UNKNOWN
+        if "callback" in names:
+            given = args[len(args) - len(names) + names.index("callback")]
+        self._called([*self._pops(2)], given)
+
+    def _on_call_function_ex(self, each: dis.Instruction) -> None:
+        if (each.arg or 0) & 1:
+            self._pop()
+        given = _Value(self._pop().first, alone=False)
+        self._called(self._pops(2), given)
+
+    def _called(self, callee: list[_Value], given: _Value) -> None:
+        chains = {(each.name, *each.names) for one in callee for each in one.origins}
+        if any(chain[-2:] in _ATTRIBUTES or _PLAIN.issuperset(chain) for chain in chains):
+            is_one = all(one.alone for one in callee)
+            self.given.append(given._replace(alone=given.alone and is_one))
+        is_partial = not _PARTIAL.isdisjoint(chains)
+        self._push(_Value(given.origins, alone=False) if is_partial else _UNKNOWN)
+
+
+_NULL_FIRST: Final = "SET_FUNCTION_ATTRIBUTE" not in dis.opmap  # before CPython 3.13
+
+
+def _value(kind: Kind, name: str, at: int = -1) -> _Value:
+    return _Value(frozenset({Origin(kind, name, offset=at)}))
+
+
+def _joined(one: list[_Value], other: list[_Value]) -> list[_Value]:
+    """What lies on the stack where two ways meet."""
+    count = min(len(one), len(other))
+    pairs = zip(one[len(one) - count :], other[len(other) - count :], strict=True)
+    return [
+        a if a == b else _Value(a.origins | b.origins, alone=False, first=a.first | b.first)
+        for a, b in pairs
+    ]
+
+
+@lru_cache(maxsize=256)
+def _read(code: CodeType) -> _Reader:
+    return _Reader(code)
+
+
+def _has_names(code: CodeType) -> bool:
+    """Whether the code can call back at all, as nearly all cannot."""
+    names = (*code.co_varnames, *code.co_freevars)
+    return (
+        "callback" in code.co_names
+        or not _PLAIN.isdisjoint(code.co_names)
+        or not _PLAIN.isdisjoint(names)
+    )
+
+
+def given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
+    """Where names are loaded that are only given to be called back, and functions made.
+
+    Returns:
+        Offsets of the loads (of two at once the first is meant), and the `id` of the code of
+        functions that are made in place.
+    """
+    if not _has_names(code):
+        return frozenset(), frozenset()
+    nested = nested_codes(code)
+    only = [next(iter(v.origins)) for v in _read(code).given if v.alone and len(v.origins) == 1]
+    loads = (o.offset for o in only if o.kind in ("global", "variable") and o.offset >= 0)
+    return (
+        frozenset(loads),
+        frozenset(id(nested[int(each.name)]) for each in only if each.kind == "code"),
+    )
+
+
+# what may be called -------------------------------------------------------------------------------
+
+
+def called_in(code: CodeType, inner: Sequence[Gives]) -> Gives:
+    """What code gives to be called back.
+
+    Args:
+        code: the code.
+        inner: the same of each code that stands directly in it, in order.
+    """
+    given = [each for v in _read(code).given for each in v.origins] if _has_names(code) else []
+    codes = [(at, *path) for at, gives in enumerate(inner) for path in gives.codes]
+    objects = [each for gives in inner for each in gives.objects]
+    if not (given or codes or objects):
+        return NOTHING
+    free = [each for each in objects if each.kind == "variable"]
+    fixed = [each for each in objects if each.kind != "variable"]
+    found = [one for each in (*given, *free) for one in _resolved(code, each)]
+    codes += [(int(each.name),) for each in found if each.kind == "code"]
+    fixed += [each._replace(offset=-1) for each in found if each.kind != "code"]
+    return Gives(tuple(sorted(set(fixed))), tuple(sorted(set(codes))))
+
+
+def _resolved(code: CodeType, origin: Origin) -> Iterator[Origin]:
+    """Where it comes from, once the variables of this code are looked through."""
+    todo: list[tuple[Origin, tuple[str, ...]]] = [(origin, ())]
+    met: set[tuple[str, ...]] = set()
+    while todo and len(met) < _MOST_ORIGINS:
+        each, seen = todo.pop()
+        name = each.name
+        if each.kind != "variable" or name in code.co_freevars:
+            yield each
+        elif name in seen or (name, *each.names) in met or _is_assigned_below(code, name):
+            continue
+        elif name in parameters_of(code):
+            if name not in _read(code).bound:
+                yield each
+        else:
+            met.add((name, *each.names))
+            for one in (one for v in _read(code).bound.get(name, []) for one in v.origins):
+                if one.kind != "code" or not each.names:
+                    found = one._replace(names=(*one.names, *each.names))
+                    todo.append((found, (*seen, name)))
+
+
+def _is_assigned_below(code: CodeType, name: str) -> bool:
+    """Whether code that stands inside assigns a variable of this one."""
+    return any(
+        name in each.co_freevars and (name in _read(each).bound or _is_assigned_below(each, name))
+        for each in nested_codes(code)
+    )
+
+
+def cell_of(
+    codes: Sequence[CodeType],
+    name: str,
+    names: tuple[str, ...] = (),
+    seen: tuple[str, ...] = (),
+) -> Cell:
+    """What a free variable holds, of the last of these, each of which stands in the one before.
+
+    Args:
+        codes: those.
+        name: of the variable.
+        names: of the attributes that lead from it.
+        seen: variables of the same code that are assigned it, directly or by another one.
+    """
+    for depth in range(len(codes) - 2, -1, -1):
+        code = codes[depth]
+        if name in code.co_freevars:
+            continue
+        if _is_assigned_below(code, name):
+            return Cell("local", depth, name)
+        values = _read(code).bound.get(name, [])
+        if name in parameters_of(code):
+            return Cell("local" if values else "parameter", depth, name, names)
+        if len(values) != 1 or len(values[0].origins) != 1:
+            return Cell("local", depth, name)
+        (origin,) = values[0].origins
+        if not values[0].alone:  # such as a partial of it
+            return Cell("local", depth, name)
+        origin = origin._replace(names=(*origin.names, *names), offset=-1)
+        if origin.kind != "variable":
+            return Cell("static", depth, name, (), origin)
+        if origin.name in (name, *seen):  # they are assigned each other
+            return Cell("local", depth, name)
+        return _alias(codes[: depth + 1], origin, (*seen, name))
+    return Cell("own", 0, name, names)
+
+
+def _alias(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ...]) -> Cell:
+    """What a variable holds that is assigned another one."""
+    if origin.name in codes[-1].co_freevars:
+        return cell_of(codes, origin.name, origin.names)
+    inside = [*codes, codes[-1]]  # as code that stands in it sees it
+    return cell_of(inside, origin.name, origin.names, seen)

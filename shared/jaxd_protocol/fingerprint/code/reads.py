@@ -1,0 +1,323 @@
+"""What a code object says of itself: its own content, and what it reads from outside.
+
+The content leaves out what cannot change a result: file, lines, the docstring. What is read is
+found by following each name that is loaded: ``cfg.model.width`` is one read of `cfg` with two
+steps. A value that goes anywhere else (into a call, a variable, a result) ends the chain there and
+counts whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+from jaxd_protocol.fingerprint.canonical import constant, digest
+from jaxd_protocol.fingerprint.code.callbacks import (
+    GIVEN,
+    called_in,
+    given_to_callbacks,
+    nested_codes,
+)
+from jaxd_protocol.fingerprint.code.instructions import Bound, Instruction, Instructions
+from jaxd_protocol.fingerprint.model import Gives, Steps
+
+__all__ = ["CodeFacts", "Import", "Read", "facts_of"]
+
+
+class Read(NamedTuple):
+    """A global that is loaded.
+
+    Attributes:
+        name: of the global.
+        steps: what is read of it; none when it counts whole.
+        written: whether what the steps lead to is a container that this code writes to; without
+            steps, also whether this code assigns the global.
+        line: where, the first time.
+    """
+
+    name: str
+    steps: Steps
+    written: bool
+    line: int
+
+
+class Import(NamedTuple):
+    """An import statement inside of a function.
+
+    Attributes:
+        name, level: as in the statement, level counting the leading dots.
+        names: those after `from … import`, empty for a plain `import`.
+        bound: the variables that it binds.
+    """
+
+    name: str
+    level: int
+    names: tuple[str, ...]
+    bound: tuple[Bound, ...]
+
+
+class CodeFacts(NamedTuple):
+    """What is known about a code object, nested ones included.
+
+    Attributes:
+        digest: of its content.
+        names: every global that is loaded, stored or deleted.
+        reads: loads of globals, in order, each once.
+        uses: for each free variable, each parameter and each variable that an import binds, the
+            reads of it and the line of each; a name that is missing counts whole.
+        imports: import statements.
+        gives: what is given to jax to be called back.
+    """
+
+    digest: bytes
+    names: frozenset[str]
+    reads: tuple[Read, ...]
+    uses: dict[str, dict[Steps, int]]
+    imports: tuple[Import, ...]
+    gives: Gives
+
+
+_memo: dict[int, tuple[weakref.ref[CodeType], CodeFacts]] = {}
+
+
+def _forget(name: int) -> Callable[[weakref.ref[CodeType]], None]:
+    def forget(gone: weakref.ref[CodeType]) -> None:
+        known = _memo.get(name)
+        if known is not None and known[0] is gone:  # else another one has its id now
+            del _memo[name]
+
+    return forget
+
+
+def facts_of(code: CodeType) -> CodeFacts:
+    """The facts about a code object; found once while it lives."""
+    name = id(code)
+    known = _memo.get(name)
+    if known is None or known[0]() is not code:
+        known = _memo[name] = (weakref.ref(code, _forget(name)), _Reader(code).facts())
+    return known[1]
+
+
+_GLOBAL: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_GLOBAL_WRITE: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_CELL: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_FAST: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
+_REBIND: Final = frozenset(
+    {"STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "STORE_DEREF", "DELETE_DEREF"}
+)
+_PAIRS: Final = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"})
+_SEE_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
+
+
+class _Uses:
+    """Reads of variables; a variable that escapes or is bound twice counts whole."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, dict[Steps, int]] = {}
+        self.whole: set[str] = set()
+
+    def add(self, name: str, steps: Steps, line: int) -> None:
+        if steps:
+            self.reads.setdefault(name, {}).setdefault(steps, line)
+        else:
+            self.whole.add(name)
+
+
+class _Reader:
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.instructions = Instructions(code)
+        self.reads: dict[tuple[str, Steps], Read] = {}
+        self.names: dict[str, None] = {}
+        self.imports: list[Import] = []
+        self.uses = _Uses()
+        self.stored: dict[str, int] = {}
+        self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
+        self.inner: list[CodeFacts] = []
+        self.given, self.made = given_to_callbacks(code)
+
+    def facts(self) -> CodeFacts:
+        content = self._digest()
+        for at, each in enumerate(self.instructions):
+            self._look(at, each)
+        later: list[tuple[CodeFacts, CodeType]] = []
+        for inner, nested in zip(self.inner, nested_codes(self.code), strict=True):
+            if self._may_be_given(nested.co_name):
+                later.append((inner, nested))
+            else:
+                self._join(inner, nested)
+        for inner, nested in later:  # once it is known what else is done with them
+            self._join(inner, nested)
+        return CodeFacts(
+            content,
+            frozenset(self.names),
+            tuple(self.reads.values()),
+            self._analysed(),
+            tuple(dict.fromkeys(self.imports)),
+            called_in(self.code, [each.gives for each in self.inner]),
+        )
+
+    # content ----------------------------------------------------------------------------------
+
+    def _digest(self) -> bytes:
+        code = self.code
+        parts: list[Any] = [
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_nlocals,
+            code.co_flags & ~0x10,  # CO_NESTED says where it stands, not what it does
+            code.co_name,
+            code.co_code,
+            code.co_exceptiontable,
+            code.co_names,
+            code.co_varnames,
+            code.co_freevars,
+            code.co_cellvars,
+        ]
+        constants = list(code.co_consts)
+        if constants and isinstance(constants[0], str) and not self.instructions.loads_constant(0):
+            constants[0] = NotImplemented  # a docstring
+        if not code.co_flags & inspect.CO_OPTIMIZED:  # a class body, or a module
+            for index in self.instructions.assigned_constants(_PLACES):
+                constants[index] = NotImplemented
+        return digest(constant((*parts, tuple(constants)), self._inner_digest))
+
+    def _inner_digest(self, code: CodeType) -> bytes:
+        facts = facts_of(code)
+        self.inner.append(facts)
+        return facts.digest
+
+    # what is loaded ---------------------------------------------------------------------------
+
+    def _look(self, at: int, each: Instruction) -> None:
+        op = each.op
+        if op in _GLOBAL:
+            self._global(at, each)
+        elif op in _GLOBAL_WRITE:
+            self.names[each.value] = None
+            self._read(each.value, (), True, each.line)
+        elif op in _CELL:
+            self._variable(each.value, at)
+        elif op in _FAST:
+            if each.value not in self.cells:  # else the cell itself, for a closure
+                self._variable(each.value, at)
+        elif op in _REBIND:
+            self._store(each.value)
+        elif op == "IMPORT_NAME":
+            self._import(at, each)
+        elif op in _PAIRS:
+            self._pair(at, each)
+
+    def _pair(self, at: int, each: Instruction) -> None:
+        """Two instructions in one, as Python 3.13 has them."""
+        first, second = each.value
+        if each.op == "LOAD_FAST_LOAD_FAST" and each.offset in self.given:
+            self.uses.add(first, GIVEN, each.line)
+        elif each.op == "LOAD_FAST_LOAD_FAST":
+            self.uses.whole.add(first)
+        else:
+            self._store(first)
+        if each.op == "STORE_FAST_STORE_FAST":
+            self._store(second)
+        else:
+            steps, _ = self.instructions.chain(at + 1)
+            self.uses.add(second, steps, each.line)
+
+    def _uses_super(self) -> bool:
+        """Whether the first parameter may be read by `super()`, which does not name it.
+
+        Nor does it name the `__class__` that it reads, which therefore counts whole.
+        """
+        return "super" in self.names or "__class__" in self.code.co_freevars
+
+    def _store(self, name: str) -> None:
+        self.stored[name] = self.stored.get(name, 0) + 1
+
+    def _variable(self, name: str, at: int) -> None:
+        steps, _ = self._chain(at)
+        self.uses.add(name, steps, self.instructions[at].line)
+
+    def _chain(self, at: int) -> tuple[Steps, int]:
+        """The steps from what is loaded there, and where they end."""
+        if self.instructions[at].offset in self.given:
+            return GIVEN, at + 1
+        return self.instructions.chain(at + 1)
+
+    def _global(self, at: int, each: Instruction) -> None:
+        self.names[each.value] = None
+        steps, end = self._chain(at)
+        self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
+
+    def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
+        key = (name, steps)
+        known = self.reads.get(key)
+        if known is None:
+            self.reads[key] = Read(name, steps, written, line)
+        elif written and not known.written:
+            self.reads[key] = known._replace(written=True)
+
+    # imports ----------------------------------------------------------------------------------
+
+    def _import(self, at: int, each: Instruction) -> None:
+        level, names = self.instructions[at - 2].value, self.instructions[at - 1].value
+        names = tuple(names or ())
+        found = self.instructions
+        bound = found.from_names(at + 1) if names else found.module_names(at + 1, each.value)
+        level = level if isinstance(level, int) else 0
+        self.imports.append(Import(each.value, level, names, tuple(bound)))
+
+    # nested code ------------------------------------------------------------------------------
+
+    def _may_be_given(self, name: str) -> bool:
+        """Whether nothing is done, so far, with a variable but giving it to be called back."""
+        is_own = name in self.code.co_varnames or name in self.code.co_cellvars
+        others = self.uses.reads.get(name, {}).keys() - {GIVEN}
+        return is_own and name not in self.uses.whole and not others
+
+    def _is_given(self, code: CodeType) -> bool:
+        """Whether a nested function is only given to be called back."""
+        if id(code) in self.made:
+            return True
+        name = code.co_name
+        same = [each for each in nested_codes(self.code) if each.co_name == name]
+        is_certain = len(same) == self.stored.get(name) == 1
+        return is_certain and name in self.uses.reads and self._may_be_given(name)
+
+    def _join(self, inner: CodeFacts, code: CodeType) -> None:
+        if self._is_given(code):
+            for name in code.co_freevars:
+                self.uses.add(name, GIVEN, 0)
+            return
+        self.names.update(dict.fromkeys(inner.names))
+        for read in inner.reads:
+            self._read(*read)
+        self.imports += inner.imports
+        for name in code.co_freevars:
+            for steps, line in inner.uses.get(name, {(): 0}).items():
+                self.uses.add(name, steps, line)
+
+    def _analysed(self) -> dict[str, dict[Steps, int]]:
+        code = self.code
+        if not _SEE_LOCALS.isdisjoint(self.names):
+            return {}
+        count = code.co_argcount + code.co_kwonlyargcount
+        first = set(code.co_varnames[:1]) if self._uses_super() else set()
+        once = {name for each in self.imports for name, _ in each.bound}
+        wanted = {
+            *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),
+            *(name for name in code.co_freevars if name not in self.stored.keys() | {"__class__"}),
+            *(name for name in once if self.stored.get(name) == 1),
+        }
+        return {
+            name: self.uses.reads.get(name, {})
+            for name in sorted(wanted)
+            if name not in self.uses.whole
+        }
+
+
+_PLACES: Final = frozenset({"__firstlineno__", "__doc__"})
+"""Names that a class body assigns and that say nothing about what the class does."""

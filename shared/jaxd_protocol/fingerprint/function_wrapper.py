@@ -1,0 +1,78 @@
+"""What stands for a function, so that walks and packing see the function itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+__all__ = ["BoundFunction", "JitOptions", "PlainInside"]
+
+JitOptions = tuple[tuple[str, Any], ...]
+"""Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default."""
+
+
+class PlainInside:
+    """Base of what stands for a function, and is that function inside of another one.
+
+    A subclass is pickled as that function, by `jaxd_protocol.jit.nested.nested`.
+
+    Attributes:
+        __wrapped__: the function.
+        jit_options: how `jax.jit` compiles it there; None: it is the plain function.
+    """
+
+    __wrapped__: Callable[..., Any]
+    jit_options: JitOptions | None = None
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As for any function: found on an instance, the instance is the first argument."""
+        return self if instance is None else MethodType(self, instance)  # type: ignore[arg-type]
+
+
+class BoundFunction(partial[Any]):
+    """Base of what a persistent function is on an instance, where that has more names than a call.
+
+    Looked at, compared and packed it is the bound method of the function that it stands for. A
+    `partial`, because that is made and called in C.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """It is bound already."""
+        return self
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The function."""
+        return self.func
+
+    @property
+    def __self__(self) -> Any:
+        """The instance, which is the first argument."""
+        return self.args[0]
+
+    def __eq__(self, other: object) -> bool:
+        """As bound methods: the same function on the same instance."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.func is other.func and self.args[0] is other.args[0]
+
+    def __hash__(self) -> int:
+        """Equal for equal ones."""
+        return hash((id(self.func), id(self.args[0])))
+
+    def __copy__(self) -> Any:
+        """As a bound method: itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """As a bound method: of a copy of the instance."""
+        return type(self)(self.func, copy.deepcopy(self.args[0], memo))
+
+    def __reduce__(self) -> Any:
+        """As a bound method."""
+        return MethodType, (self.func, self.args[0])

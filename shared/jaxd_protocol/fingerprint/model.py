@@ -1,0 +1,475 @@
+"""What a walk over a function finds: the vocabulary of the fingerprint. Data only.
+
+A fresh process makes these classes before its first call, and so they are plain ones and named
+tuples: a dataclass takes ten times as long to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from jaxd_protocol.packages.packages import Package
+
+__all__ = [
+    "NOTHING",
+    "Archive",
+    "Archives",
+    "Entry",
+    "Fingerprint",
+    "Gives",
+    "Kind",
+    "Listed",
+    "Name",
+    "Note",
+    "Origin",
+    "Part",
+    "Path",
+    "Reach",
+    "Slice",
+    "Source",
+    "Step",
+    "Steps",
+    "Target",
+    "Targets",
+    "Unshared",
+    "owner_of",
+    "parameters_of",
+    "said_name",
+]
+
+
+class Part(NamedTuple):
+    """One named thing that a fingerprint was made of, so that two can be compared.
+
+    Attributes:
+        kind: `function`, `class`, `value`, `array`, `module`, `package`, `variable` (of the
+            environment), `installed` (a setting in an installed class) or `archived` (a plain
+            value in a module that travels as a file).
+        name: what people call it: ``helper normalize``, ``global LR``, ``closure cfg.width``,
+            ``package optax``. Equal names are one thing before and after a change.
+        digest: eight bytes over its own content, without that of the parts it refers to.
+        shown: its value in a few characters where it has one: ``0.1``, ``float32[3,4]``; or empty.
+        where: file and line of code (``utils.py:41``), else the path that led there.
+    """
+
+    kind: str
+    name: str
+    digest: bytes
+    shown: str = ""
+    where: str = ""
+
+
+class Unshared(NamedTuple):
+    """Something without a content that could be hashed.
+
+    Attributes:
+        path: how it was reached: ``f → CONFIG['stream']``.
+        type_name: what it is: ``generator``.
+        reason: why it has no content.
+    """
+
+    path: str
+    type_name: str
+    reason: str
+
+
+class Note(NamedTuple):
+    """Something that a traced function reads and that no key can hold.
+
+    Attributes:
+        path: the function that reads it.
+        what: what it reads: ``the clock (time.time)``.
+        where: file and line.
+    """
+
+    path: str
+    what: str
+    where: str
+
+
+class Source(NamedTuple):
+    """A local module that reached code imports and that this process has not imported yet.
+
+    Attributes:
+        code: its compiled source.
+        is_package: whether it has submodules.
+    """
+
+    code: CodeType
+    is_package: bool
+
+
+Name = tuple[str, str]
+"""A module, and the qualified name of an object in it; without the latter the module itself."""
+
+
+class Archive(NamedTuple):
+    """The source of some top-level packages.
+
+    Attributes:
+        content: sixteen bytes over all that it means; comments, docstrings and places do not count.
+        sources: their modules, by full name.
+        packages: installed packages that they import.
+    """
+
+    content: bytes
+    sources: Mapping[str, Source]
+    packages: tuple[Package, ...] = ()
+
+
+class Archives(Protocol):
+    """What a walk asks about archived packages."""
+
+    @property
+    def archive(self) -> Archive:
+        """All that has been found."""
+
+    def has(self, module: str, is_local: bool = False) -> bool:
+        """Whether a module is in the archive; on a client, a local one is put there."""
+
+    def name_of(self, value: Any) -> Name | None:
+        """The name under which the archive makes this very object; None when it does not."""
+
+    def module(self, name: str) -> ModuleType | None:
+        """An archived module that is imported."""
+
+
+Step = tuple[str, Any]
+"""`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
+that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
+constant as its first argument, `("+", None)` after an attribute or item that is read and then
+assigned, as in ``CONFIG["n"] += 1``."""
+
+Steps = tuple[Step, ...]
+
+
+class Slice:
+    """A container of which only some entries are reached.
+
+    Attributes:
+        value: the object, module or dict.
+        names: attribute names; keys of a dict.
+        given: what stands for attributes that are only given to be called back, by name.
+    """
+
+    __slots__ = ("given", "names", "value")
+
+    def __init__(self, value: Any, names: set[Any] | None = None) -> None:
+        self.value = value
+        self.names: set[Any] = set() if names is None else names
+        self.given: dict[str, Any] = {}
+
+
+Path = tuple[int, ...]
+"""The way to a code object inside of another one: a number among the nested ones each time."""
+
+
+Kind = Literal["global", "variable", "module", "code"]
+
+
+class Origin(NamedTuple):
+    """Where a value comes from.
+
+    Attributes:
+        kind: a global, a variable, a module that an import statement names, or code of which a
+            function is made.
+        name: of the global, variable or module; the number of the code as text.
+        names: of the attributes that lead from there.
+        offset: of the instruction that loads it.
+    """
+
+    kind: Kind
+    name: str
+    names: tuple[str, ...] = ()
+    offset: int = -1
+
+    def at(self, name: str) -> Origin:
+        """That of an attribute."""
+        return self._replace(names=(*self.names, name))
+
+
+class Gives(NamedTuple):
+    """What code gives to be called back, nested code included.
+
+    Attributes:
+        objects: globals, free variables, parameters and modules, with attributes of them.
+        codes: the nested code of functions that are made in place.
+    """
+
+    objects: tuple[Origin, ...] = ()
+    codes: tuple[Path, ...] = ()
+
+
+NOTHING: Final = Gives()
+
+
+def parameters_of(code: CodeType) -> tuple[str, ...]:
+    """The names of its parameters, but for those of `*args` and `**kwargs`."""
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+class Target(NamedTuple):
+    """Something that may be called back.
+
+    Attributes:
+        root: the object with which it begins; None where that is a module.
+        names: of the attributes that lead from there.
+        module: the name of that module.
+        number: of the root among what is live in the walk; -1 when it is not.
+    """
+
+    root: Any
+    names: tuple[str, ...] = ()
+    module: str = ""
+    number: int = -1
+
+
+class Targets:
+    """What a server may have called back, by number: the same numbers at both ends.
+
+    Attributes:
+        objects: what code gives by name.
+        codes: functions, and the way in their code to that of one that is made in place.
+        methods: functions whose first parameter is known, with what it is.
+        root: the function itself, when its parameters are the arguments of a call.
+        parameters: those of them that it gives.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Target] = []
+        self.codes: list[tuple[FunctionType, Path]] = []
+        self.methods: list[tuple[FunctionType, Any]] = []
+        self.root: Any = None
+        self.parameters: tuple[Origin, ...] = ()
+
+    def note(self, function: FunctionType, gives: Gives, *, is_inner: bool) -> None:
+        """Adds what a function gives: of a part of a walk, which has its own numbers, only code."""
+        code = function.__code__
+        self.codes += [(function, path) for path in gives.codes]
+        if is_inner:
+            return
+        self.objects += [_target(function, each) for each in gives.objects if _is_here(code, each)]
+        if function is self.root:
+            names = parameters_of(code)
+            self.parameters = tuple(
+                each for each in gives.objects if each.kind == "variable" and each.name in names
+            )
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether what is called back can be an argument of a call, or hold one."""
+        return bool(self.parameters) or any(owner is self.root for owner, _ in self.codes)
+
+    def argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a parameter of the function itself has in a call.
+
+        Raises:
+            KeyError: when it has nothing.
+        """
+        if name in kwargs:
+            return kwargs[name]
+        code, defaults = self.root.__code__, self.root.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        at = names.index(name) if name in names else len(names)
+        if at < min(len(args), len(names)):
+            return args[at]
+        if len(names) - len(defaults) <= at < len(names):
+            return defaults[at - len(names)]
+        return (self.root.__kwdefaults__ or {})[name]
+
+    def note_method(self, function: FunctionType, gives: Gives, instance: object) -> None:
+        """Adds what a function gives of its first parameter, and what that is."""
+        first = function.__code__.co_varnames[0]
+        self.methods.append((function, instance))
+        for each in gives.objects:
+            if (each.kind, each.name) == ("variable", first):
+                self.objects.append(Target(instance, each.names))
+
+
+def _is_here(code: CodeType, origin: Origin) -> bool:
+    return origin.kind != "variable" or origin.name in code.co_freevars
+
+
+def _target(function: FunctionType, origin: Origin) -> Target:
+    if origin.kind == "module":
+        return Target(None, origin.names, origin.name)
+    if origin.kind == "global":
+        return Target(function.__globals__.get(origin.name), origin.names)
+    at = function.__code__.co_freevars.index(origin.name)
+    try:
+        return Target((function.__closure__ or ())[at].cell_contents, origin.names)
+    except ValueError:
+        return Target(None, origin.names)
+
+
+class Entry(NamedTuple):
+    """One of what `callbacks=` lists, as a server knows it.
+
+    Attributes:
+        owner: the number of the object that it is, or whose method it is.
+        method: the name of that method; empty when it is the object itself.
+        name: what it is called, with its module.
+    """
+
+    owner: int
+    method: str
+    name: str
+
+
+class Listed:
+    """What `callbacks=` lists.
+
+    Attributes:
+        entries: in order.
+        callbacks: the same; empty on a server.
+        counted: `id` of owners that count like everything else, because they are read as well.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Callable[..., Any]] = (), entries: Sequence[Entry] = ()
+    ) -> None:
+        self.callbacks = tuple(callbacks)
+        self.counted: set[int] = set()
+        self._owners: dict[int, int] = {}
+        self._methods: dict[int, set[str]] = {}
+        self.entries = tuple(entries) or tuple(map(self._entry, self.callbacks))
+        for each in self.entries:
+            self._methods.setdefault(each.owner, set()).add(each.method)
+
+    def _entry(self, callback: Any) -> Entry:
+        owner = owner_of(callback)
+        of = callback if owner is None else owner
+        number = self._owners.setdefault(id(of), len(self._owners))
+        return Entry(number, "" if owner is None else callback.__name__, said_name(callback))
+
+    def number_of(self, value: Any) -> int | None:
+        """Which owner a value is, or stands for on a server; None when it is none."""
+        if self._owners:
+            return None if id(value) in self.counted else self._owners.get(id(value))
+        known: Any = value  # on a server
+        return known.number if type(value).__name__ == "Live" and known.listed else None
+
+    def has(self, owner: int, name: str) -> bool:
+        """Whether a method of that owner is listed."""
+        return name in self._methods.get(owner, ())
+
+
+def owner_of(callback: Any) -> Any:
+    """The object whose method it is; None for what is none, or a method of a class."""
+    if not isinstance(callback, MethodType | BuiltinFunctionType):
+        return None
+    owner = callback.__self__
+    return None if isinstance(owner, ModuleType | type) else owner
+
+
+def said_name(callback: Any) -> str:
+    """What a callable is called, with its module: equal in two processes."""
+    owner = owner_of(callback)
+    if owner is not None:
+        return f"{type(owner).__module__}:{type(owner).__qualname__}.{callback.__name__}"
+    named = callback if hasattr(callback, "__qualname__") else type(callback)
+    return f"{getattr(named, '__module__', None)}:{named.__qualname__}"
+
+
+class Reach:
+    """All that a walk reached, as the packing needs it.
+
+    Attributes:
+        slices: by `id`, the local modules, plain objects and dicts that are read only in part.
+        whole: `id` of those that can be read as a whole, whatever `slices` says.
+        imports: local modules that import statements in reached code name, and their parents.
+        sources: those of them that are not imported yet.
+        carried: for installed modules by name, values of attributes that the server's own copy of
+            the module need not have: a patched function, a constant, the environment's variables.
+        stand_ins: `id` of what has another form on a server (the environment, absl's flags), with
+            what is shipped instead.
+        untravelable: `id` of what can neither be hashed nor packed, with what is known of it.
+        numbered: everything that has a number, by number.
+        objects: whatever else was reached and has to be kept alive, because its `id` stands for it:
+            classes, and what these lead to.
+        archives: the user's packages that travel as files, when there are any.
+        live: what is only given to be called back: it stays where it is, whatever it holds.
+        installed: modules and callables of installed packages, and Python's own types, that
+            reached code names: of these alone a result may hold the process's own.
+        targets: what may be called back.
+    """
+
+    def __init__(self, archives: Archives | None = None) -> None:
+        self.slices: dict[int, Slice] = {}
+        self.whole: set[int] = set()
+        self.imports: dict[str, ModuleType] = {}
+        self.sources: dict[str, Source] = {}
+        self.carried: dict[str, dict[str, Any]] = {}
+        self.stand_ins: dict[int, Any] = {}
+        self.untravelable: dict[int, Unshared] = {}
+        self.numbered: list[Any] = []
+        self.objects: list[Any] = []
+        self.archives = archives
+        self.live: list[Any] = []
+        self.installed: list[Any] = []
+        self.targets = Targets()
+
+    def absorb(self, part: Reach) -> None:
+        """Adds what a part of the walk has reached."""
+        for name, found in part.slices.items():
+            self.slices.setdefault(name, Slice(found.value)).names.update(found.names)
+        self.whole |= part.whole
+        self.imports.update(part.imports)
+        self.sources.update(part.sources)
+        for module, values in part.carried.items():
+            self.carried.setdefault(module, {}).update(values)
+        for key, stand_in in part.stand_ins.items():
+            mine: Any = self.stand_ins.setdefault(key, stand_in)
+            if isinstance(mine, dict):
+                mine.update(stand_in)
+            elif isinstance(mine, SimpleNamespace):
+                vars(mine).update(vars(stand_in))
+        self.untravelable.update(part.untravelable)
+        self.objects += part.numbered  # its numbers are its own
+        self.objects += part.objects
+        self.installed += part.installed
+        self.targets.codes += part.targets.codes  # its objects are known by other numbers
+
+    def slice_of(self, value: Any) -> Slice:
+        """The note of what is read of a module, object or dict."""
+        found = self.slices.get(id(value))
+        if found is None:
+            found = self.slices[id(value)] = Slice(value)
+            self.objects.append(value)  # keeps its id from being used again
+        return found
+
+    def part_of(self, value: Any) -> set[Any] | None:
+        """The names that are read of a module, object or dict; None when it counts whole."""
+        found = self.slices.get(id(value))
+        return None if found is None or id(value) in self.whole else found.names
+
+
+class Fingerprint(NamedTuple):
+    """What a function means.
+
+    Attributes:
+        digest: sixteen bytes: equal exactly when all that can decide about a result is equal.
+        parts: what it was made of, in the order of the walk.
+        packages: installed packages that are reached, by top-level import name.
+        local: for each module that the walk met, whether it is the user's own.
+        carried: `module:attribute` of installed modules whose values are part of the digest.
+        unshared: what has no content to hash; with any of it the digest is unique.
+        notes: what is read while tracing and no key can hold.
+    """
+
+    digest: bytes
+    parts: tuple[Part, ...]
+    packages: Mapping[str, Package]
+    local: Mapping[str, bool]
+    carried: frozenset[str]
+    unshared: tuple[Unshared, ...]
+    notes: tuple[Note, ...]

@@ -1,0 +1,126 @@
+"""Whom a walk asks about modules: this process, or, on a server, the answers a client gave."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import MAGIC_NUMBER, find_spec
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.unpatched import is_pristine
+from jaxd_protocol.packages.installed import is_local_file, is_local_module
+from jaxd_protocol.packages.packages import Package, package_of
+
+__all__ = ["SALT", "Here", "World", "is_extension"]
+
+SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
+"""What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""
+
+
+class World(Protocol):
+    """What a walk has to know of the process in which the function was written."""
+
+    @property
+    def salt(self) -> bytes:
+        """`SALT` of that process."""
+
+    def is_local(self, module: str) -> bool:
+        """Whether a module is the user's own and travels by value."""
+
+    def package(self, module: str) -> Package | None:
+        """The distribution that a module which is not local belongs to."""
+
+    def module(self, name: str) -> ModuleType | None:
+        """The module that an import statement would find already imported."""
+
+    def source(self, name: str) -> Source | None:
+        """The source of a local module that is not imported yet."""
+
+    def carries(self, module: ModuleType, name: str, value: Any) -> bool:
+        """Whether an installed module's attribute may have another value on the other side."""
+
+
+class Here:
+    """This process."""
+
+    salt: bytes = SALT
+
+    def __init__(self) -> None:
+        self._sources: dict[str, tuple[tuple[int, int], Source]] = {}
+
+    def is_local(self, module: str) -> bool:
+        """Whether a module is the user's own; one that is not imported yet by where it lies."""
+        if module in sys.modules or ("." not in module and not _found(module)):
+            return is_local_module(module)
+        origin = _origin(module)
+        return is_local_file(origin) if origin else is_local_module(module.rpartition(".")[0])
+
+    def package(self, module: str) -> Package | None:
+        """The distribution that a module belongs to, imported or not."""
+        return package_of(module)
+
+    def module(self, name: str) -> ModuleType | None:
+        """The module in `sys.modules`."""
+        return sys.modules.get(name)
+
+    def source(self, name: str) -> Source | None:
+        """The compiled source of a local module that is not imported yet.
+
+        Kept while its file stays as it is.
+        """
+        path = _origin(name)
+        if path is None or not path.endswith(".py") or not is_local_file(path):
+            return None
+        stat = os.stat(path)
+        state = (stat.st_mtime_ns, stat.st_size)
+        known = self._sources.get(path)
+        if known is None or known[0] != state:
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec", dont_inherit=True)
+            is_package = os.path.basename(path) == "__init__.py"
+            known = self._sources[path] = (state, Source(code, is_package))
+        return known[1]
+
+    def carries(self, module: ModuleType, name: str, value: Any) -> bool:
+        """Whether somebody may have put another value into an installed module."""
+        return not is_pristine(module, name, value, self.is_local)
+
+
+def _found(module: str) -> bool:
+    return _spec(module) is not None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """What an import of a module would run, found without running anything."""
+    path: Any = None
+    parent, _, _ = module.rpartition(".")
+    if parent:
+        path = getattr(sys.modules.get(parent), "__path__", None)
+        if path is None:
+            spec = _spec(parent)
+            path = None if spec is None else spec.submodule_search_locations
+            if path is None:
+                return None
+    try:
+        # At the top an editable install may have a finder of its own. Nothing is imported.
+        return PathFinder.find_spec(module, path) if parent else find_spec(module)
+    except (ImportError, ValueError):
+        return None
+
+
+def _origin(module: str) -> str | None:
+    """The file that an import of a module would run; of a package without one, a folder."""
+    spec = _spec(module)
+    if spec is None:
+        return None
+    if spec.has_location:
+        return spec.origin
+    return next(iter(spec.submodule_search_locations or ()), None)
+
+
+def is_extension(path: str) -> bool:
+    """Whether a file is a compiled extension module."""
+    return path.endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,0 +1,179 @@
+"""Whether what is installed is as it was installed: attributes of modules, functions, classes.
+
+Tests and notebooks patch installed packages (``optax.sgd = mine``). There is no record of what a
+module was when it was imported, so an attribute is pristine only where its value shows where it
+comes from. Where it is not, the value itself counts and travels along: harmless when it was the
+module's own. A function or class of the module that was changed itself is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.canonical import ATOMS
+from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.installed import is_local_file
+
+__all__ = [
+    "home_of",
+    "is_plain_data",
+    "is_pristine",
+    "place_of",
+    "refuse_patched_class",
+    "refuse_patched_function",
+]
+
+_CONSTANTS: Final = {
+    "pi": math.pi,
+    "e": math.e,
+    "tau": math.tau,
+    "inf": math.inf,
+    "euler_gamma": 0.5772156649015329,
+    "newaxis": None,
+    "nan": math.nan,
+}
+
+_LARGE: Final = 1000
+"""Items of a container of plain data that is still looked at."""
+
+
+def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]) -> bool:
+    """Whether `value`, found as `name` in an installed module, certainly belongs there.
+
+    Args:
+        module: the installed module.
+        name: of the attribute.
+        value: what is there now.
+        is_local: whether a module is the user's own.
+    """
+    if type(value) in ATOMS:
+        return _is_known_constant(name, value)
+    if isinstance(value, ModuleType):
+        return True
+    if is_plain_data(value) or _is_array(value):
+        return False
+    if isinstance(value, functools.partial | tuple):
+        return False  # made at some time, by somebody
+    for layer in _layers(value):
+        if isinstance(layer, FunctionType) and is_local(layer.__globals__.get("__name__") or ""):
+            return False
+    own = getattr(value, "__name__", None)
+    home = getattr(value, "__module__", None)
+    if isinstance(own, str) and isinstance(home, str):
+        same = own.rpartition(".")[2] == name and importable_name(value) is not None
+        return same and home.partition(".")[0].lstrip("_") == _top(module)
+    # an object: of a class of the module's own package, or somebody has put it there
+    return str(type(value).__module__).partition(".")[0].lstrip("_") in (_top(module), "builtins")
+
+
+def _top(module: ModuleType) -> str:
+    return module.__name__.partition(".")[0].lstrip("_")
+
+
+def _is_known_constant(name: str, value: Any) -> bool:
+    if name.startswith("__"):
+        return True
+    if name not in _CONSTANTS:
+        return False
+    expected = _CONSTANTS[name]
+    return value is expected or value == expected or (name == "nan" and str(value) == "nan")
+
+
+def is_plain_data(value: Any) -> bool:
+    """Whether a container holds nothing but plain values, and not too many."""
+    kind = type(value)
+    if kind in ATOMS:
+        return True
+    if kind in (list, tuple, set, frozenset):
+        return len(value) <= _LARGE and all(map(is_plain_data, value))
+    if kind is dict:
+        if len(value) > _LARGE:
+            return False
+        return all(map(is_plain_data, value)) and all(map(is_plain_data, value.values()))
+    return False
+
+
+def _is_array(value: Any) -> bool:
+    names = {base.__name__ for base in type(value).__mro__}
+    return bool(names & {"ndarray", "ArrayImpl"})
+
+
+def _layers(value: Any) -> Iterator[Any]:
+    """The value, and the functions below decorators such as `jax.jit`."""
+    for _ in range(20):
+        yield value
+        value = getattr(value, "__wrapped__", None) or getattr(value, "__func__", None)
+        if value is None:
+            return
+
+
+def home_of(function: FunctionType) -> str:
+    """The module whose globals a function reads.
+
+    Its `__module__` may say something else: `functools.wraps` copies that.
+    """
+    return str(function.__globals__.get("__name__") or "?")
+
+
+def place_of(code: CodeType) -> str:
+    """File and line: ``utils.py:41``."""
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{code.co_firstlineno}"
+
+
+def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> None:
+    """Raises for an installed function whose code is the user's own.
+
+    Args:
+        function: the function.
+        path: says how it was reached.
+
+    Raises:
+        PackingError: the server's function is as it was installed.
+    """
+    file = function.__code__.co_filename
+    home = getattr(sys.modules.get(home_of(function)), "__file__", None) or file
+    if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
+        raise PackingError(
+            f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
+            f"replaced by that of {function.__code__.co_qualname} ({place_of(function.__code__)}). "
+            "The server has the original. Call your own function instead."
+        )
+
+
+def refuse_patched_class(
+    cls: type, is_local: Callable[[str], bool], path: Callable[[], str]
+) -> None:
+    """Raises for an installed class that somebody gave a method of their own.
+
+    Args:
+        cls: the class.
+        is_local: whether a module is the user's own.
+        path: says how the class was reached.
+
+    Raises:
+        PackingError: the server's class does not have it, and other clients must not get it.
+    """
+    found = ((name, content) for base in cls.__mro__[:-1] for name, content in vars(base).items())
+    for name, content in found:
+        homes = {home_of(each) for each in _functions_in(content)} & sys.modules.keys()
+        if any(map(is_local, homes)):  # of no module: what a named tuple makes for itself
+            raise PackingError(
+                f"{path()} uses {cls.__module__}.{cls.__qualname__}, whose {name} was "
+                "replaced by code of your own. The server has the original. Make a subclass with "
+                "your own method and use that."
+            )
+
+
+def _functions_in(content: Any) -> list[FunctionType]:
+    """The functions of a class attribute: a method, however it is wrapped, or a property."""
+    parts = (content.fget, content.fset, content.fdel) if isinstance(content, property) else ()
+    found: list[Any] = [*parts, *_layers(content)] if not isinstance(content, type) else []
+    return [each for each in found if isinstance(each, FunctionType)]

@@ -1,0 +1,182 @@
+"""Classes: the user's own by all that is in them, installed ones by name."""
+
+from __future__ import annotations
+
+import abc
+from enum import Enum, EnumMeta
+from types import FunctionType, MemberDescriptorType
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
+from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
+from jaxd_protocol.packages.importable import importable_name
+
+__all__ = ["emit_class", "slot_names"]
+
+_NOT_CONTENT: Final = frozenset(
+    [
+        "__dict__",
+        "__weakref__",
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__classdictcell__",
+        "__orig_bases__",
+        "__parameters__",
+        "__slotnames__",
+    ]
+)
+
+_ENUM_MACHINERY: Final = frozenset(
+    [
+        "_member_map_",
+        "_value2member_map_",
+        "_member_names_",
+        "_unhashable_values_",
+        "_unhashable_values_map_",
+        "_hashable_values_",
+        "_use_args_",
+        "_member_type_",
+        "_value_repr_",
+        "_new_member_",
+        "_boundary_",
+        "_flag_mask_",
+        "_singles_mask_",
+        "_all_bits_",
+        "_inverted_",
+        "__new__",
+        "_generate_next_value_",
+        "__new_member__",
+    ]
+)
+
+
+_OF_EACH_MEMBER: Final = {"_value_", "_name_", "__objclass__", "_sort_order_"}
+
+_HEAP_TYPE: Final = 1 << 9
+"""CPython's flag of a class that was not compiled into a library."""
+
+
+def emit_class(walk: Walk, cls: type) -> None:
+    """Appends a class."""
+    name = None if walk.is_local(cls.__module__) else importable_name(cls)
+    if name is None and not _is_made_in_python(cls):
+        name = str(type.__getattribute__(cls, "__module__")), cls.__qualname__
+    if name is None:  # also one that a library has made, which only says that it is the library's
+        _by_content(walk, cls)
+        return
+    refuse_patched_class(cls, walk.is_local, walk.path)
+    walk.reach.installed.append(cls)
+    modules.emit_reference(walk, *name)
+
+
+def _by_content(walk: Walk, cls: type) -> None:
+    walk.reach.whole.add(id(cls))
+    if id(cls) in walk.own_classes:
+        walk.numbered(cls, _class, cls.__qualname__)
+        return
+    if id(cls) in walk.open_classes:
+        raise CyclicClasses(cls)
+    try:
+        found = walk.walk_class(cls)
+    except CyclicClasses as cycle:
+        if id(cycle.cls) not in walk.own_classes:
+            raise
+        walk.own_classes.add(id(cls))
+        walk.numbered(cls, _class, cls.__qualname__)
+        return
+    walk.tag("class")
+    walk.write(found.fingerprint.digest)
+    walk.absorb_once(cls, found)
+
+
+def _is_made_in_python(cls: type) -> bool:
+    return bool(cls.__flags__ & _HEAP_TYPE) and type(vars(cls).get("__module__")) is str
+
+
+def _class(walk: Walk, cls: type) -> None:
+    from jaxd_protocol.jax_objects import class_registration  # many functions reach no class
+
+    walk.tag("class")
+    walk.text(cls.__name__)
+    walk.guards.bases(cls)
+    walk.guards.mapping(vars(cls))
+    names = sorted(name for name in vars(cls) if _counts(cls, name))
+    summary = " ".join([cls.__name__, *(base.__name__ for base in cls.__bases__), *names])
+    walk.part("class", f"class {cls.__qualname__}", summary.encode())
+    walk.emit_as("", type(cls))
+    walk.text(len(cls.__bases__))
+    for base in cls.__bases__:
+        walk.emit_as("", base)
+    _annotations(walk, cls)
+    for name in names:
+        walk.text(name)
+        walk.emit_as(f"attribute {cls.__name__}.{name}", vars(cls)[name])
+    if issubclass(cls, Enum):
+        _members(walk, cls)
+    if isinstance(cls, abc.ABCMeta):
+        _virtual_subclasses(walk, cls)
+    registration = class_registration(cls)
+    if registration is not None:
+        walk.tag("pytree")
+        walk.emit_as("", registration)
+
+
+def _virtual_subclasses(walk: Walk, cls: Any) -> None:
+    """Those that were registered with an abstract class: `isinstance` knows them."""
+    walk.guards.answer(abc.get_cache_token, abc.get_cache_token())  # changes with each one
+    found = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]  # noqa: SLF001
+    walk.unordered(frozenset(each for each in found if each is not None))
+
+
+def _counts(cls: type, name: str) -> bool:
+    from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES
+
+    if name in _NOT_CONTENT or name in GENERATED_ATTRIBUTES:
+        return False
+    if isinstance(cls, EnumMeta):
+        return name not in _ENUM_MACHINERY and name not in cls.__members__
+    slots = vars(cls).get("__slots__", ())
+    return name not in ((slots,) if isinstance(slots, str) else tuple(slots))
+
+
+def _annotations(walk: Walk, cls: type) -> None:
+    """Names and their order: the types are read by nobody, or by a decorator that kept them."""
+    annotations: Any = vars(cls).get("__annotations__", ())
+    walk.text(len(annotations))
+    for name in annotations:
+        walk.text(name)
+
+
+def _members(walk: Walk, cls: type[Enum]) -> None:
+    walk.text(len(cls.__members__))
+    made_by = vars(cls).get("_new_member_")  # the user's own __new__, where there is one
+    if isinstance(made_by, FunctionType | staticmethod):
+        walk.emit_as("", made_by)
+    for name, member in cls.__members__.items():
+        walk.text(name)
+        walk.emit_as(f"attribute {cls.__name__}.{name}", member._value_)
+        walk.guards.mapping(vars(member))
+        for each in sorted(vars(member).keys() - _OF_EACH_MEMBER):
+            walk.text(each)
+            walk.emit_as(f"attribute {cls.__name__}.{name}.{each}", vars(member)[each])
+
+
+def slot_names(cls: type) -> list[str]:
+    """The slots of a class and its bases."""
+    return [
+        name
+        for base in cls.__mro__
+        if base is not object
+        for name, content in vars(base).items()
+        if type(content) is MemberDescriptorType and "__slots__" in vars(base)
+    ]

@@ -1,0 +1,96 @@
+"""Variables of the environment that a function reads: in the key, and carried to the server."""
+
+from __future__ import annotations
+
+import os
+from types import MethodType, ModuleType
+from typing import Any, NoReturn
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.canonical import atom
+from jaxd_protocol.fingerprint.model import Steps
+from jaxd_protocol.fingerprint.walk import Walk
+
+__all__ = ["Variables", "is_environment", "refuse", "take", "take_from_os"]
+
+
+class Variables(dict[str, str]):
+    """The variables that a function reads, as its client had them. Stands for `os.environ`."""
+
+    def getenv(self, key: str, default: Any = None) -> Any:
+        """Stands for `os.getenv`."""
+        return self.get(key, default)
+
+
+def is_environment(value: Any) -> bool:
+    """Whether this is `os.environ` or `os.getenv`, or what stands for them on a server."""
+    return (
+        value is os.environ
+        or value is os.getenv
+        or type(value) is Variables
+        or (type(value) is MethodType and type(value.__self__) is Variables)
+    )
+
+
+def take_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool:
+    """Appends what `os.environ[…]` and the like read; False when `name` is something else."""
+    if module.__name__ != "os" or name not in ("environ", "getenv", "environb", "getenvb"):
+        return False
+    if name.endswith("b"):
+        refuse(walk)  # the same variables as bytes
+    value = vars(module)[name]
+    walk.carry("os", name, value)
+    take(walk, value, rest)
+    return True
+
+
+def take(walk: Walk, value: Any, steps: Steps) -> None:
+    """Appends the variable that is read of `os.environ`, or by a call of `os.getenv`.
+
+    Raises:
+        PackingError: when it cannot be seen which variable is read.
+    """
+    name = _name(value, steps)
+    if name is None:
+        refuse(walk)
+    environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
+    content = environ.get(name)
+    walk.tag("variable")
+    walk.text(name)
+    walk.write(atom(content) or b"")
+    # not its value: parts are shown to others, and a variable may hold a secret
+    walk.part("variable", f"environment {name}", atom(content) or b"", where="")
+    if environ is os.environ:
+        walk.guards.variable(name, content)
+    kept = _stand_in(walk)
+    if content is not None:
+        kept[name] = content
+
+
+def _name(value: Any, steps: Steps) -> str | None:
+    """Of the variable that is read."""
+    kinds = "".join(kind for kind, _ in steps)
+    if callable(value):
+        return steps[0][1] if kinds == "c" else None
+    if kinds[:1] == "i" or (kinds[:2] == "ac" and steps[0][1] == "get"):
+        name = steps[0][1] if kinds[0] == "i" else steps[1][1]
+        return name if isinstance(name, str) else None
+    return None
+
+
+def _stand_in(walk: Walk) -> Variables:
+    stand_ins = walk.reach.stand_ins
+    kept: Variables | None = stand_ins.get(id(os.environ))
+    if kept is None:
+        kept = stand_ins[id(os.environ)] = Variables()
+        stand_ins[id(os.getenv)] = kept.getenv
+    return kept
+
+
+def refuse(walk: Walk) -> NoReturn:
+    """For code that reads the environment, and does not show which variable."""
+    raise PackingError(
+        f"{walk.path()} reads the environment in a way that does not show which variable "
+        f"({walk.where}). Write os.environ['NAME'], os.environ.get('NAME') or "
+        "os.getenv('NAME') with the name as text, or read it outside of the function."
+    )

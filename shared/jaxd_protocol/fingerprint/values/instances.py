@@ -1,0 +1,210 @@
+"""Objects that count whole, of any class: by what they say when they are pickled."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+import threading
+from collections import OrderedDict, defaultdict, deque
+from contextvars import ContextVar
+from dataclasses import Field
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values import environment, flags, modules
+from jaxd_protocol.fingerprint.values.classes import slot_names
+from jaxd_protocol.fingerprint.walk import Walk, shown
+
+__all__ = ["by_content", "emit_instance"]
+
+_OPAQUE: Final = frozenset(
+    [
+        "_thread.lock",
+        "_thread.RLock",
+        "threading.Condition",
+        "threading.Event",
+        "threading.Semaphore",
+        "threading.BoundedSemaphore",
+        "threading.Barrier",
+        "threading.Thread",
+        "logging.Logger",
+        "logging.RootLogger",
+        "weakref.WeakKeyDictionary",
+        "weakref.WeakValueDictionary",
+        "weakref.WeakSet",
+        "_weakrefset.WeakSet",
+        "concurrent.futures.thread.ThreadPoolExecutor",
+    ]
+)
+"""Types whose instances count as such: what they hold cannot change a result."""
+
+_FIELD: Final = [
+    "name",
+    "default",
+    "default_factory",
+    "init",
+    "repr",
+    "hash",
+    "compare",
+    "kw_only",
+    "metadata",
+]
+
+
+def emit_instance(walk: Walk, value: Any) -> None:
+    """Appends an object that counts whole."""
+    kind = type(value)
+    if environment.is_environment(value):
+        environment.refuse(walk)
+    if flags.is_flags(value):
+        flags.refuse(walk)
+    walk.reach.whole.add(id(value))
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if type(value) is Field:
+        walk.numbered(value, _field)
+    elif isinstance(value, ContextVar):
+        walk.numbered(value, _context_variable)
+    elif isinstance(value, threading.local):
+        walk.numbered(value, _thread_local)
+    elif (stream := _name_of_stream(value)) is not None:
+        walk.tag("stream")  # which notebooks, tests and servers have of other types
+        walk.text(stream)
+    elif name in _OPAQUE:
+        walk.tag("opaque")
+        walk.text(name)
+        if isinstance(getattr(value, "name", None), str):
+            walk.text(value.name)
+        if isinstance(value, threading.Event):
+            walk.text(int(value.is_set()))
+            walk.guards.answer(value.is_set, value.is_set())
+    else:
+        walk.numbered(value, _instance)
+
+
+def _context_variable(walk: Walk, value: ContextVar[Any]) -> None:
+    """By what it holds here and now: code reads settings from it."""
+    walk.tag("context variable")
+    walk.text(value.name)
+    content = _held_by(value)
+    walk.guards.answer(lambda: _held_by(value) is content, True)
+    if content is not MISSING:
+        walk.emit_below(".get()", content)
+
+
+def _held_by(variable: ContextVar[Any]) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
+
+
+def _thread_local(walk: Walk, value: threading.local) -> None:
+    """By what it holds in this thread."""
+    walk.tag("thread local")
+    walk.guards.mapping(vars(value))
+    for name in sorted(vars(value)):
+        walk.text(name)
+        walk.emit_below(f".{name}", vars(value)[name])
+
+
+def _name_of_stream(value: Any) -> str | None:
+    """Which of the standard streams it is."""
+    for name in ("stdout", "stderr", "stdin"):
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
+            return name
+    return None
+
+
+def _field(walk: Walk, value: Field[Any]) -> None:
+    """A field of a dataclass, without its annotation."""
+    walk.tag("field")
+    for name in _FIELD:
+        walk.emit_below(f".{name}", getattr(value, name))
+    walk.text(value._field_type.name)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _instance(walk: Walk, value: Any) -> None:
+    kind = type(value)
+    hook = getattr(kind, "__fingerprint__", None)
+    if hook is not None:
+        walk.tag("hook")
+        walk.emit(kind)
+        walk.emit_below(".__fingerprint__()", hook(value))
+        walk.guards.answer(lambda: hook(value), hook(value))
+        return
+    reduce = copyreg.dispatch_table.get(kind)
+    try:
+        reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+    except Exception as error:  # noqa: BLE001  whatever it says, it cannot be taken apart
+        walk.unshared(value, str(error) or type(error).__name__)
+        return
+    walk.guards.instance(value)
+    _guard_content(walk, value)
+    if isinstance(reduced, str) and walk.is_local(kind.__module__):
+        reduced = by_content(value)
+    if isinstance(reduced, str):
+        modules.emit_reference(walk, kind.__module__, reduced)
+        return
+    _reduced(walk, kind, reduced)
+
+
+def by_content(value: Any) -> tuple[Any, ...]:
+    """How pickle would write an object whose own `__reduce__` only gives its name."""
+    return copyreg.__newobj__, (type(value),), object.__getstate__(value)  # type: ignore[attr-defined]
+
+
+def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
+    """Appends what pickle would write: constructor, arguments, state, items, pairs."""
+    walk.tag("object")
+    make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    if isinstance(make, type) and make is not kind and (state, items, pairs) == (None,) * 3:
+        walk.emit(make(*arguments))  # it arrives as something else, and counts as that
+        return
+    walk.emit_as("", make)
+    walk.emit_as(walk.label, arguments)
+    _state(walk, state)
+    walk.tag("items")
+    for index, item in enumerate(items or ()):
+        walk.emit_below(f"[{index}]", item)
+    walk.tag("pairs")
+    for key, item in pairs or ():
+        walk.emit_as("", key)
+        walk.emit_below(f"[{shown(key)}]", item)
+
+
+def _state(walk: Walk, state: Any) -> None:
+    if (
+        type(state) is dict and not state
+    ):  # whether an object without attributes has a dict depends on who has asked
+        state = None
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    walk.text(len(parts))
+    for part in parts:
+        if type(part) is not dict:
+            walk.emit(part)
+            continue
+        walk.tag("state")  # written here: pickle may make the dict anew each time
+        walk.text(len(part))
+        for name, content in part.items():
+            walk.emit_as("", name)
+            walk.emit_below(f".{name}", content)
+
+
+def _guard_content(walk: Walk, value: Any) -> None:
+    guards = walk.guards
+    if "ndarray" in (base.__name__ for base in type(value).__mro__):
+        guards.array(value)
+    if isinstance(value, dict | OrderedDict | defaultdict):
+        guards.mapping(value)
+    elif isinstance(value, list | deque):
+        guards.sequence(value)
+    elif isinstance(value, set):
+        guards.elements(value)
+    elif isinstance(value, bytearray):
+        guards.answer(lambda: bytes(value), bytes(value))
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:
+        guards.mapping(attributes)
+        guards.attribute(value, "__dict__", attributes)
+    for name in slot_names(type(value)):
+        guards.attribute(value, name, getattr(value, name, MISSING))

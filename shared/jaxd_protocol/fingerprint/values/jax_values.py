@@ -1,0 +1,45 @@
+"""What belongs to jax: jitted functions, custom derivatives, shardings and the like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxd_protocol.fingerprint.canonical import constant
+from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.jax_objects import Anatomy, take_apart
+from jaxd_protocol.jax_objects.names import found_name
+
+__all__ = ["emit_jax"]
+
+
+def emit_jax(walk: Walk, value: Any) -> bool:
+    """Appends an object of jax; False when it is none that is known."""
+    anatomy = take_apart(value)
+    if anatomy is None:
+        return False
+    name = found_name(value)
+    if name is not None and not walk.is_local(name[0]):
+        walk.reach.installed.append(value)
+        modules.emit_reference(walk, *name)
+    elif anatomy.is_value:  # jax makes equal ones the same object whenever it likes
+        walk.nested(value, _object)
+    else:
+        walk.numbered(value, _object)
+    return True
+
+
+def _object(walk: Walk, value: Any) -> None:
+    anatomy = take_apart(value)
+    assert isinstance(anatomy, Anatomy)
+    walk.tag(anatomy.kind)
+    walk.guards.instance(value)
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:
+        walk.guards.mapping(attributes)
+    settings = constant(anatomy.settings, None)
+    walk.write(settings)
+    walk.part("value", walk.label, settings, anatomy.kind)
+    for label, child in anatomy.children:
+        walk.text(label)
+        walk.emit_below(f".{label}", child)

@@ -1,0 +1,208 @@
+"""How a jax object is taken apart, so that its content can be hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from jaxd_protocol.jax_objects.jaxprs import closed_jaxpr_parts, jaxpr_parts
+from jaxd_protocol.jax_objects.jit_objects import jit_parts
+from jaxd_protocol.jax_objects.names import found_name, kind_of
+
+__all__ = ["Anatomy", "take_apart"]
+
+
+class Anatomy(NamedTuple):
+    """A jax object in parts.
+
+    Attributes:
+        kind: what it is: ``jit``, ``mesh``.
+        settings: names and plain literals, the same in every process: None, bool, int, float, str,
+            bytes and tuples of them.
+        children: labels and objects whose content counts as well.
+        is_value: whether it is nothing but its content, so that it does not matter whether two
+            places hold one object or two equal ones.
+    """
+
+    kind: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    children: tuple[tuple[str, Any], ...] = ()
+    is_value: bool = False
+
+
+def take_apart(value: Any) -> Anatomy | None:
+    """The parts of a jax object; None when it is not one that we know.
+
+    Arrays are not taken apart here: see `array_content`. What has a name in an installed package
+    (`jnp.sin`, a primitive) is that name, as long as the name leads to this very object.
+    """
+    kind = kind_of(value)
+    if kind is None or kind not in _PARTS:
+        return None
+    name = found_name(value) if kind in _NAMED else None
+    if name is not None:
+        return Anatomy(kind, (("module", name[0]), ("name", name[1])))
+    parts = _PARTS[kind](value)
+    return Anatomy(
+        kind,
+        tuple(part for part in parts.items() if _is_literal(part[1])),
+        tuple(part for part in parts.items() if not _is_literal(part[1])),
+        kind in _VALUES,
+    )
+
+
+_NAMED = frozenset(
+    {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
+)
+# jax compares these by content, and makes equal ones anew or not as it likes.
+_VALUES = frozenset(
+    {
+        "abstract array",
+        "abstract mesh",
+        "automatic layout",
+        "device",
+        "key type",
+        "literal array",
+        "mesh",
+        "named sharding",
+        "partition spec",
+        "random implementation",
+        "shape",
+        "single device sharding",
+        "traceback",
+        "tree structure",
+    }
+)
+_LITERALS = (bool, int, float, str, bytes)
+# Names and texts that `functools.wraps` copies; they decide nothing.
+_COPIED = frozenset(
+    {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
+)
+
+
+def _is_literal(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(_is_literal(item) for item in value)
+    return value is None or type(value) in _LITERALS
+
+
+def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda value: {name.strip("_"): getattr(value, name, None) for name in names}
+
+
+def _own_state(value: Any) -> dict[str, Any]:
+    state = vars(value)
+    return {name: state[name] for name in sorted(state) if name not in _COPIED}
+
+
+def _ufunc_parts(value: Any) -> dict[str, Any]:
+    properties: dict[str, Any] = value._ufunc__static_props
+    return {"name": value.__name__} | properties
+
+
+def _tree_parts(structure: Any) -> dict[str, Any]:
+    # Leaf and None by letter, other nodes by their number of children, parents first.
+    nodes = list(_nodes(structure))
+    parts: dict[str, Any] = {"nodes": tuple(shape for shape, _ in nodes)}
+    for i, (_, data) in enumerate(nodes):
+        if data is not None:
+            parts |= {f"class {i}": data[0], f"data {i}": data[1]}
+    return parts
+
+
+def _nodes(structure: Any) -> Iterator[tuple[Any, Any]]:
+    data, children = structure.node_data(), structure.children()
+    if data is None:
+        yield "leaf", None
+    else:
+        yield len(children), data
+    for child in children:
+        yield from _nodes(child)
+
+
+def _mesh_parts(mesh: Any) -> dict[str, Any]:
+    return {
+        "axis_names": mesh.axis_names,
+        "axis_types": tuple(kind.name for kind in mesh.axis_types),
+        "shape": tuple(mesh.devices.shape),
+        # The empty mesh, which jax has where no mesh is set, holds a None.
+        "devices": tuple(
+            None if device is None else (device.platform, device.id) for device in mesh.devices.flat
+        ),
+    }
+
+
+def _abstract_mesh_parts(mesh: Any) -> dict[str, Any]:
+    return {
+        "axis_names": mesh.axis_names,
+        "axis_types": tuple(kind.name for kind in mesh.axis_types),
+        "shape": tuple(mesh.axis_sizes),
+        "device": getattr(mesh, "abstract_device", None),
+    }
+
+
+def _spec_parts(spec: Any) -> dict[str, Any]:
+    kind = getattr(spec, "unreduced_kind", None)
+    free = type(spec).UNCONSTRAINED
+    return {
+        # True is no axis name, so it can stand for "unconstrained".
+        "partitions": tuple(True if part is free else part for part in spec.partitions),
+        "unreduced": tuple(sorted(spec.unreduced, key=str)),
+        "reduced": tuple(sorted(spec.reduced, key=str)),
+        "unreduced_kind": None if kind is None else kind.name,
+    }
+
+
+def _literal_array_parts(array: Any) -> dict[str, Any]:
+    import numpy
+
+    return {"data": numpy.asarray(array), "aval": array.aval}
+
+
+def _exported_parts(exported: Any) -> dict[str, Any]:
+    names = [name for name in exported.__dataclass_fields__ if name != "_get_vjp"]
+    parts = {name.strip("_"): getattr(exported, name) for name in names}
+    for name in _SHOWN_AS_TEXT:
+        parts[name] = tuple(str(item) for item in parts[name])
+    return parts | {"has_vjp": exported._get_vjp is not None}
+
+
+_SHOWN_AS_TEXT = (
+    "in_shardings_hlo",
+    "out_shardings_hlo",
+    "ordered_effects",
+    "unordered_effects",
+    "disabled_safety_checks",
+)
+
+_PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "jit": jit_parts,
+    "custom_jvp": _own_state,
+    "custom_vjp": _own_state,
+    "custom_vmap": _own_state,
+    "ufunc": _ufunc_parts,
+    "primitive": _own_state,
+    "cache": _attributes("__wrapped__"),
+    "tree structure": _tree_parts,
+    "device": _attributes("platform", "id"),
+    "mesh": _mesh_parts,
+    "abstract mesh": _abstract_mesh_parts,
+    "named sharding": _attributes("mesh", "spec", "_memory_kind", "_logical_device_ids"),
+    "single device sharding": _attributes("_device", "_memory_kind"),
+    "partition spec": _spec_parts,
+    "shape": _attributes(
+        "shape", "dtype", "sharding", "_dll", "weak_type", "manual_axis_type", "is_ref"
+    ),
+    "abstract array": _attributes(
+        "shape", "dtype", "sharding", "layout", "weak_type", "manual_axis_type", "memory_space"
+    ),
+    "exported": _exported_parts,
+    "random implementation": lambda impl: impl._asdict(),
+    "key type": _attributes("_impl"),
+    "partial": _attributes("func", "args", "keywords"),
+    "traceback": lambda _: {},
+    "automatic layout": lambda _: {},
+    "closed jaxpr": closed_jaxpr_parts,
+    "jaxpr": jaxpr_parts,
+    "literal array": _literal_array_parts,
+}

@@ -1,0 +1,162 @@
+"""How jax objects travel: as a name, or as what makes them again on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jax_objects.jit_objects import jit_again, jit_extras, jit_options
+from jaxd_protocol.jax_objects.names import JAX_TYPES, found_name, kind_of
+from jaxd_protocol.packages.importable import find_object
+
+__all__ = ["reduce_jax"]
+
+
+def reduce_jax(value: Any) -> Any:
+    """What `pickle` needs to make a jax object again, as `__reduce__` would return it.
+
+    `NotImplemented` for what is not of jax, and where jax's own pickling does it.
+
+    Raises:
+        PackingError: when the object belongs to the process that made it.
+    """
+    kind = kind_of(value)
+    if kind is None or kind not in _REDUCERS:
+        return NotImplemented
+    return _REDUCERS[kind](value)
+
+
+def _by_name_or(other: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def reduce(value: Any) -> Any:
+        name = found_name(value)
+        return other(value) if name is None else (find_object, name)
+
+    return reduce
+
+
+def _jit(value: Any) -> Any:
+    made = (jit_again, (value._fun, jit_options(value)))
+    extras = jit_extras(value)
+    return (*made, extras, None, None, _set_attributes) if extras else made
+
+
+def _empty_then_state(value: Any) -> Any:
+    """The object before its functions, which may reach it again through their globals."""
+    kept = {name: item for name, item in vars(value).items() if name not in _LEFT_OUT}
+    return _empty, (kind_of(value),), kept, None, None, _set_attributes
+
+
+_LEFT_OUT = frozenset({"__annotations__", "__doc__", "__type_params__"})
+
+
+def _empty(kind: str) -> Any:
+    import jax  # noqa: F401
+
+    module, name = JAX_TYPES[kind]
+    return object.__new__(find_object(module, name))
+
+
+def _set_attributes(value: Any, state: dict[str, Any]) -> None:
+    vars(value).update(state)
+
+
+def _device(value: Any) -> Any:
+    return _device_here, (value.platform, value.id)
+
+
+def _device_here(platform: str, index: int) -> Any:
+    import jax
+
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        devices = []
+    for device in devices:
+        if device.id == index:
+            return device
+    raise PackingError(
+        f"the function names the device {platform}:{index}, and the server has only "
+        f"{', '.join(f'{device.platform}:{device.id}' for device in jax.devices())}: "
+        "leave the device out, or name one of those"
+    )
+
+
+def _exported(value: Any) -> Any:
+    try:
+        data = bytes(value.serialize(vjp_order=0 if value._get_vjp is None else 1))
+    except ImportError as error:
+        raise PackingError(
+            "a jax.export.Exported travels in serialised form, which needs the package "
+            "flatbuffers: pip install flatbuffers, on both ends"
+        ) from error
+    return _exported_again, (data,)
+
+
+def _exported_again(data: bytes) -> Any:
+    from jax import export
+
+    return export.deserialize(bytearray(data))
+
+
+def _literal_array(value: Any) -> Any:
+    # jax's own `__reduce__` puts a bool in the place of the type, up to 0.11 at least.
+    import numpy
+
+    return type(value), (numpy.asarray(value), value.aval)
+
+
+def _automatic_layout(_: Any) -> Any:
+    # jax knows it by identity, and pickles a copy.
+    return find_object, ("jax.experimental.layout", "Layout.AUTO")
+
+
+def _nothing(_: Any) -> Any:
+    return _none, ()
+
+
+def _none() -> None:
+    return None
+
+
+def _refuse(what: str, instead: str) -> Callable[[Any], NoReturn]:
+    def reduce(value: Any) -> NoReturn:
+        raise PackingError(f"{what} ({value!s:.60}) belongs to the process that made it: {instead}")
+
+    return reduce
+
+
+def _primitive(value: Any) -> NoReturn:
+    raise PackingError(
+        f"the primitive {value.name} is in no installed module, and its rules are in tables inside "
+        "jax: define it in a package that is installed on both ends"
+    )
+
+
+def _cache(value: Any) -> Any:
+    return _cache_again, (value.__wrapped__,)
+
+
+def _cache_again(function: Any) -> Any:
+    import jax  # noqa: F401
+
+    return find_object("jax._src.util", "weakref_lru_cache")(function)
+
+
+_REDUCERS: dict[str, Callable[[Any], Any]] = {
+    "jit": _by_name_or(_jit),
+    "custom_jvp": _by_name_or(_empty_then_state),
+    "custom_vjp": _by_name_or(_empty_then_state),
+    "custom_vmap": _by_name_or(_empty_then_state),
+    "ufunc": _by_name_or(_empty_then_state),
+    "primitive": _by_name_or(_primitive),
+    "cache": _by_name_or(_cache),
+    "device": _device,
+    "exported": _exported,
+    "literal array": _literal_array,
+    "automatic layout": _automatic_layout,
+    "traceback": _nothing,
+    "lowered": _refuse("a lowered program", "capture the function and let the server lower it"),
+    "compiled": _refuse("a compiled program", "capture the function and let the server compile it"),
+    "tracer": _refuse("a jax tracer", "pass the value as an argument"),
+}

@@ -1,0 +1,167 @@
+"""Parts of arguments that jax cannot trace, and that are static without being declared.
+
+Text, members of enums, configurations, functions: wherever in the arguments one stands, it is
+*closed* into a node without children, which jax takes for a part of the tree's structure, and told
+apart by its content. It is *opened* again when the function is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.pytree import dump_literal, is_literal
+from jaxd_protocol.pytree.literals import plain_number
+
+__all__ = ["StaticLeaf", "close_arguments", "close_untraceable", "content_of", "opening"]
+
+
+class StaticLeaf:
+    """A node without children. Two are equal when the contents are, whatever the values think.
+
+    Attributes:
+        value: what stands there.
+        content: bytes that are the same in every process.
+
+    Raises:
+        ArgumentError: when nothing tells what is in the value.
+    """
+
+    __slots__ = ("content", "value")
+
+    def __init__(self, value: Any) -> None:
+        _register()
+        self.value = value
+        try:
+            self.content = content_of(value)
+        except ValueError as error:
+            raise ArgumentError(
+                f"an argument, or a part of one, is of type {type(value).__name__}, which jax "
+                f"cannot trace, and which cannot be static by its content ({error}). Pass arrays "
+                "and numbers, or declare the argument in static_argnames."
+            ) from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StaticLeaf) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@functools.cache
+def _register() -> None:
+    import jax
+
+    jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf), lambda leaf, _: leaf)
+
+
+def content_of(value: Any) -> bytes:
+    """Bytes for a value, the same in every process, equal exactly for equal types and contents.
+
+    Raises:
+        ValueError: when nothing tells what is in it.
+    """
+    if is_literal(value):
+        return b"L" + dump_literal(value)
+    if type(value) is object:
+        raise ValueError("a bare object is told from others by its identity")
+    # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
+    found = walk((value,), type(value).__qualname__).fingerprint
+    if found.unshared:
+        raise ValueError(f"a value of type {type(value).__qualname__} has no content")
+    return b"C" + found.digest
+
+
+def close_untraceable(tree: Any, *, strict: bool) -> Any:
+    """The tree as jax can take it.
+
+    Args:
+        tree: with leaves of any type.
+        strict: whether what jax cannot trace stays, and so is refused.
+
+    Raises:
+        ArgumentError: when something that jax cannot trace has no content.
+    """
+    import jax
+
+    return jax.tree.map(lambda leaf: _closed(leaf, strict=strict), tree)
+
+
+def _closed(leaf: Any, *, strict: bool) -> Any:
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, str | bytes):  # numpy's own text among them
+        return leaf if strict else StaticLeaf(leaf)
+    if isinstance(leaf, bool | np.ndarray | np.generic | jax.Array):
+        return leaf
+    number = plain_number(leaf)
+    if number is not None:
+        return number
+    is_array = hasattr(type(leaf), "__jax_array__") or hasattr(type(leaf), "__array__")
+    if strict or is_array or (hasattr(leaf, "dtype") and not isinstance(leaf, type)):
+        return leaf
+    return StaticLeaf(leaf)
+
+
+def close_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments of a call as jax can take them; those that are declared static stay.
+
+    Raises:
+        ArgumentError: when something that jax cannot trace has no content.
+    """
+    positions = statics.at(len(args))
+
+    def closed(value: Any, *, static: bool) -> Any:
+        return value if static else close_untraceable(value, strict=statics.strict)
+
+    return (
+        tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
+        {name: closed(value, static=name in statics.names) for name, value in kwargs.items()},
+    )
+
+
+def opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+    """The function for arguments in which there may be something closed: it gets it open.
+
+    Args:
+        function: what takes its arguments open.
+        statics: which of them are static as a whole, and so have nothing closed in them.
+    """
+
+    @functools.wraps(function)
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        positions = statics.at(len(args))
+        return function(
+            *(value if i in positions else _open(value) for i, value in enumerate(args)),
+            **{
+                name: value if name in statics.names else _open(value)
+                for name, value in kwargs.items()
+            },
+        )
+
+    return opened
+
+
+def _open(value: Any) -> Any:
+    """The value itself where nothing in it is closed."""
+    import jax
+
+    if not any(map(_is_closed, jax.tree.leaves(value, is_leaf=_is_closed))):
+        return value
+    return jax.tree.map(
+        lambda leaf: leaf.value if type(leaf) is StaticLeaf else leaf, value, is_leaf=_is_closed
+    )
+
+
+def _is_closed(value: Any) -> bool:
+    return type(value) is StaticLeaf

@@ -1,0 +1,249 @@
+"""A function behind transformations, as one that jax can trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.jit.transforms.flat import STAGES
+from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, Transformation, options_of, shown_name
+
+if TYPE_CHECKING:
+    import inspect
+
+__all__ = ["Transformed", "transformed", "untransformed"]
+
+_Function = Callable[..., Any]
+_Static = tuple[tuple[int, str], ...]
+"""Position and name of each argument that is static and can be given by position, in order."""
+
+
+class Transformed:
+    """What `jax.vmap(jax.grad(f))` and the like return, made when it is called.
+
+    It needs jax only then, and is pickled by what it is made of.
+    """
+
+    __slots__ = ("__weakref__", "function", "transformations")
+
+    function: _Function
+    transformations: tuple[Transformation, ...]
+
+    def __init__(self, function: _Function, transformations: Sequence[Transformation]) -> None:
+        self.function = function
+        self.transformations = tuple(transformations)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the transformed function.
+
+        Returns:
+            What jax would return, with None where it has `float0`: there is no derivative.
+
+        Raises:
+            Exception: what jax has to say about the options or the arguments.
+        """
+        return _travelling(_behind(self.function, self.transformations)(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up, and not kept: what it is made of is all that there is to pickle.
+        if name in ("__name__", "__qualname__"):
+            function = self.function
+            plain = getattr(function, name, None) or type(function).__qualname__
+            return shown_name(plain, self.transformations)
+        if name == "__signature__":
+            return _signature(self.function, self.transformations)
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return shown_name(repr(self.function), self.transformations)
+
+
+def transformed(function: _Function, transformations: Sequence[Transformation]) -> _Function:
+    """The function behind these transformations; itself when there are none."""
+    return Transformed(function, transformations) if transformations else function
+
+
+def untransformed(function: _Function) -> _Function:
+    """The function without what it is transformed by."""
+    return function.function if type(function) is Transformed else function
+
+
+def _signature(function: _Function, transformations: Sequence[Transformation]) -> inspect.Signature:
+    """That of the function, unless one of them changes it.
+
+    Raises:
+        AttributeError: when the function does not say.
+    """
+    import inspect
+
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise AttributeError("__signature__") from error
+    return _changed(found, transformations)
+
+
+def _of_method(
+    found: inspect.Signature, transformations: Sequence[Transformation]
+) -> inspect.Signature:
+    """With the instance before what the method takes."""
+    first, *rest = found.parameters.values()
+    if first.kind.name == "VAR_POSITIONAL":
+        return _changed(found, transformations)
+    changed = _changed(found.replace(parameters=rest), transformations)
+    return changed.replace(parameters=[first, *changed.parameters.values()])
+
+
+def _changed(
+    found: inspect.Signature, transformations: Sequence[Transformation]
+) -> inspect.Signature:
+    import inspect
+
+    for literal in transformations:
+        name = literal[0]
+        if name == ON_INSTANCE:
+            found = _of_method(found, options_of(literal)[1]["by"])
+        elif name == "flat" and "behind" not in found.parameters:
+            behind = inspect.Parameter("behind", inspect.Parameter.POSITIONAL_ONLY)
+            found = found.replace(parameters=[behind, *found.parameters.values()])
+        elif name in _SIGNATURES:
+            found = inspect.signature(_SIGNATURES[name])
+    return found
+
+
+# how it is done ----------------------------------------------------------------------------------
+
+
+def _behind(function: _Function, transformations: Sequence[Transformation]) -> _Function:
+    for literal in transformations:
+        name, options = options_of(literal)
+        function = _APPLY[name](function, **options)
+    return function
+
+
+def _on_instance(function: _Function, *, by: Sequence[Transformation]) -> _Function:
+    """The instance is closed over, as jax closes over that of a method."""
+
+    def method(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _behind(MethodType(function, instance), by)(*args, **kwargs)
+
+    return method
+
+
+def _of_jax(name: str) -> Callable[..., _Function]:
+    def apply(function: _Function, **options: Any) -> _Function:
+        import jax
+
+        made: _Function = getattr(jax, name)(function, **options)
+        return made
+
+    return apply
+
+
+def _vmap(
+    function: _Function,
+    *,
+    static_argnums: tuple[int, ...],
+    static_argnames: tuple[str, ...],
+    in_axes: Any,
+    **options: Any,
+) -> _Function:
+    """`jax.vmap`, for which static arguments have no axis, and need none."""
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        import jax
+
+        static = {name: kwargs.pop(name) for name in static_argnames if name in kwargs}
+        axes = in_axes
+        if type(axes) is int and not set(static_argnums).isdisjoint(range(len(args))):
+            axes = tuple(None if i in static_argnums else axes for i in range(len(args)))
+        bound = functools.partial(function, **static) if static else function
+        return jax.vmap(bound, in_axes=axes, **options)(*args, **kwargs)
+
+    return mapped
+
+
+def _jvp(function: _Function, *, has_aux: bool, static: _Static) -> _Function:
+    def jvp(primals: Any, tangents: Any, **kwargs: Any) -> Any:
+        import jax
+
+        if isinstance(primals, tuple | list) and type(primals) is type(tangents):
+            pairs = zip(primals, tangents, strict=False)
+            given = [_zeros(x) if t is None and x is not None else t for x, t in pairs]
+            tangents = type(tangents)([*given, *tangents[len(given) :]])
+        return jax.jvp(_bound(function, kwargs, static), primals, tangents, has_aux=has_aux)
+
+    return jvp
+
+
+def _zeros(primal: Any) -> Any:
+    """The tangent of an argument that stays what it is."""
+    import jax
+    import numpy
+
+    def zeros(leaf: Any) -> Any:
+        if jax.numpy.issubdtype(jax.numpy.result_type(leaf), numpy.inexact):
+            return jax.numpy.zeros_like(leaf)
+        return numpy.zeros(jax.numpy.shape(leaf), jax.dtypes.float0)
+
+    return jax.tree.map(zeros, primal)
+
+
+def _vjp(function: _Function, *, has_aux: bool, static: _Static) -> _Function:
+    def vjp(primals: Any, cotangents: Any, **kwargs: Any) -> Any:
+        import jax
+
+        pulled_back: Any = jax.vjp
+        bound = _bound(function, kwargs, static)
+        value, pull_back, *aux = pulled_back(bound, *primals, has_aux=has_aux)
+        return (value, pull_back(cotangents), *aux)
+
+    return vjp
+
+
+def _bound(function: _Function, kwargs: dict[str, Any], static: _Static) -> _Function:
+    """The function of what is differentiated; static arguments take their places before it."""
+    if not kwargs:
+        return function
+
+    def bound(*primals: Any) -> Any:
+        args, named = list(primals), dict(kwargs)
+        for position, name in static:
+            if name in named and position <= len(args):
+                args.insert(position, named.pop(name))
+        return function(*args, **named)
+
+    return bound
+
+
+def _travelling(result: Any) -> Any:
+    import jax
+
+    def is_nothing(leaf: Any) -> bool:
+        return getattr(leaf, "dtype", None) == jax.dtypes.float0
+
+    return jax.tree.map(lambda leaf: None if is_nothing(leaf) else leaf, result)
+
+
+_APPLY: Final[dict[str, Callable[..., _Function]]] = {
+    **{name: _of_jax(name) for name in ("grad", "value_and_grad", "jacfwd", "jacrev", "hessian")},
+    ON_INSTANCE: _on_instance,
+    "vmap": _vmap,
+    "jvp": _jvp,
+    "vjp": _vjp,
+    **STAGES,
+}
+
+
+def _as_jvp(primals: Any, tangents: Any, **kwargs: Any) -> Any: ...
+
+
+def _as_vjp(primals: Any, cotangents: Any, **kwargs: Any) -> Any: ...
+
+
+def _as_flat(behind: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+_SIGNATURES: Final[dict[str, _Function]] = {"jvp": _as_jvp, "vjp": _as_vjp, "flat": _as_flat}

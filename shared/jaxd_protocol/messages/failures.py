@@ -1,0 +1,299 @@
+"""Exceptions as plain data, and back as the type that the other end has.
+
+Nothing is imported, unpickled or looked up in a module to rebuild one. The types that can come are
+jaxd's, Python's own, jax's, and those that the function which was called reaches itself; any other
+is a `RemoteError` with its text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any, Final, Protocol
+
+from jaxd_protocol import errors
+from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
+from jaxd_protocol.messages.tracebacks import frames_of, text_of, traceback_of
+from jaxd_protocol.packages.installed import content_of
+from jaxd_protocol.pytree import TreeEncoder
+from jaxd_protocol.pytree.literals import dump_literal, load_literal
+
+__all__ = [
+    "Failure",
+    "ForwardedFailure",
+    "OwnTypes",
+    "describe_failure",
+    "has_code",
+    "rebuild_failure",
+]
+
+Failure = tuple[Any, ...]
+"""(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
+links, notes, own, members): frames as in `remote_frames`; links the failure that led to it, with
+"cause" or "context" before it; own the content id of a type of the user's with the skeleton and
+blob of its attributes, or nothing; members the failures in a group."""
+
+_MAX_TEXT: Final = 1 << 20
+_MAX_LINKS: Final = 8
+_MAX_MEMBERS: Final = 64
+_JAXS: Final = frozenset({"jax", "jaxlib"})
+_RUN: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
+_MADE_BY_INIT: Final = frozenset({"JaxRuntimeError"})
+"""Types of jax that cannot be shown without what their `__init__` sets, which does nothing else."""
+
+
+class OwnTypes(Protocol):
+    """The exception types that a function reaches."""
+
+    def exception_type(self, module: str, name: str, content: bytes) -> type | None:
+        """The one with that name and content id; None where the function reaches none."""
+
+    def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
+        """What was written of an exception's attributes."""
+
+
+class ForwardedFailure(Exception):
+    """An exception of another process of this server, which goes to the client as it is.
+
+    Attributes:
+        failure: what `describe_failure` made of it there.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure[2])
+        self.failure = failure
+
+
+def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
+    """The exception as plain values, with its whole traceback as text, and its user's as data.
+
+    Never raises, whatever an exception of the user's does when it is looked at: somebody waits.
+
+    Args:
+        error: the exception.
+        links: how many of those that led to it are described as well.
+    """
+    if isinstance(error, ForwardedFailure):
+        return error.failure
+    try:
+        return _described(error, links)
+    except BaseException as broken:  # noqa: BLE001  see above
+        kind, why = type(error).__qualname__, type(broken).__qualname__
+        return _described(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
+
+
+def _described(error: BaseException, links: int) -> Failure:
+    kind = type(error)
+    return (
+        kind.__module__,
+        kind.__qualname__,
+        _message_of(error),
+        _args_of(error),
+        error.retry_after_s if isinstance(error, Busy) else 0.0,
+        _sendable(text_of(error)[-_MAX_TEXT:]),
+        frames_of(error),
+        _links(error, links),
+        tuple(_sendable(str(note)) for note in getattr(error, "__notes__", ())),
+        _own(error),
+        _members(error, links),
+    )
+
+
+def _own(error: BaseException) -> tuple[Any, ...]:
+    """What stands for a type of the user's own, and the attributes that are data."""
+    table = sys.modules.get(
+        "jaxd_protocol.pickling.unpack.content_ids"
+    )  # else no class has arrived in this process
+    content = table.id_of(type(error)) if table is not None else None
+    if content is None:
+        return ()
+    encoder = _AttributeEncoder()
+    kept = {name: value for name, value in vars(error).items() if _is_data(name, value)}
+    encoder.node(kept)
+    skeleton, blob = encoder.skeleton, encoder.blob
+    return (
+        (content, skeleton, blob) if len(skeleton) + len(blob) <= _MAX_TEXT else (content, b"", b"")
+    )
+
+
+def _is_data(name: str, value: Any) -> bool:
+    encoder = _AttributeEncoder()
+    try:
+        encoder.node(value)
+    except Exception:  # noqa: BLE001  a tracer, an open file, what holds itself: it stays
+        return False
+    return name != "__notes__" and not encoder.buffers
+
+
+class _AttributeEncoder(TreeEncoder):
+    """Writes plain values, containers of these, and small arrays."""
+
+    def node(self, value: Any) -> None:
+        """Appends one tree; a number as itself, and not as a leaf that becomes an array."""
+        if type(value) in (bool, int, float, complex):
+            self.static(value)
+        else:
+            super().node(value)
+
+    def other(self, value: Any) -> None:
+        """Appends an array; nothing else has a place here."""
+        if not hasattr(type(value), "__array__"):
+            raise TypeError(type(value).__name__)
+        import numpy
+
+        self.array(numpy.ascontiguousarray(value).reshape(value.shape))
+
+
+def _members(error: BaseException, links: int) -> tuple[Any, ...]:
+    """What an exception group holds; nothing where that is too much."""
+    if not isinstance(error, ExceptionGroup) or not links or len(error.exceptions) > _MAX_MEMBERS:
+        return ()
+    return tuple(describe_failure(each, links - 1) for each in error.exceptions)
+
+
+def _links(error: BaseException, links: int) -> tuple[Any, ...]:
+    """What led to an exception, as far as it is of the user's own code."""
+    kind, before = "cause", error.__cause__
+    if before is None and not error.__suppress_context__:
+        kind, before = "context", error.__context__
+    if before is None or before is error or not links or isinstance(before, ForwardedFailure):
+        return ()
+    if before.__traceback__ is not None and not frames_of(before):
+        return _links(before, links - 1)
+    return (kind, describe_failure(before, links - 1))
+
+
+def _sendable(text: str) -> str:
+    """The text with lone surrogates, as paths that are no UTF-8 have them, made visible."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _args_of(error: BaseException) -> bytes | None:
+    """What the type was called with, as a literal; None when that is not plain or too large."""
+    args = error.args[:1] if isinstance(error, ExceptionGroup) else error.args
+    if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
+        args = (*args, error.filename)  # left out of `args`, but not of the message
+    try:
+        data = dump_literal(args)
+    except (TypeError, RecursionError):
+        return None
+    return data if len(data) <= _MAX_TEXT else None
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return _sendable(str(error)[:_MAX_TEXT])
+    except Exception as broken:  # noqa: BLE001  a user's __str__ may do anything
+        return f"<its message cannot be shown: {type(broken).__name__}>"
+
+
+def rebuild_failure(
+    failure: Failure, own: OwnTypes | None = None, *, with_jax: bool = False
+) -> BaseException:
+    """The exception in this process's own type, else `RemoteError`, with the user's frames there.
+
+    Where there are none, its note has the whole traceback as text.
+
+    Args:
+        failure: what `describe_failure` made of it.
+        own: the types of the function that was called; without it, none of the user's own comes.
+        with_jax: whether frames of jax are wanted as well.
+
+    Raises:
+        ProtocolError: when the data stands for no exception.
+    """
+    try:
+        return _whole(failure, own, with_jax=with_jax)
+    except ProtocolError:
+        raise
+    except (AttributeError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as no:
+        raise ProtocolError(
+            "the peer raised an exception that cannot be read. Install the same jaxd on both sides."
+        ) from no
+
+
+def _whole(failure: Failure, own: OwnTypes | None, *, with_jax: bool) -> BaseException:
+    members = [_whole(each, own, with_jax=with_jax) for each in (failure[10:11] or ((),))[0]]
+    error = _rebuilt(failure, own, members)
+    frames, links, notes = failure[6:9] or ((), (), ())
+    for note in notes:
+        error.add_note(note)
+    error.__traceback__ = traceback_of(frames, with_jax=with_jax)
+    if links:
+        before = _whole(links[1], own, with_jax=with_jax)
+        if links[0] == "cause":
+            error.__cause__ = before
+        else:
+            error.__context__ = before
+    if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
+        error.add_note(f"\nRaised on the jaxd server:\n\n{failure[5].rstrip()}")
+    return error
+
+
+def _rebuilt(failure: Failure, own: OwnTypes | None, members: list[BaseException]) -> BaseException:
+    module, name, message, args, retry_after_s = failure[:5]
+    if module == errors.__name__ and name in errors.__all__:
+        return _own_error(name, message, retry_after_s)
+    content, skeleton, blob = (failure[9:10] or ((),))[0] or (b"", b"", b"")
+    error = None
+    try:
+        values = load_literal(args, 0)[0] if args is not None else (message,)
+        values = (*values, members) if members else values
+        if own is not None and content:
+            error = _users_error(own.exception_type(module, name, content), values)
+            if error is not None and skeleton:
+                vars(error).update(own.attributes(skeleton, blob))
+        else:
+            error = _known_error(module, name, message, values)
+        if error is not None and str(error) == message:
+            return error
+    except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
+        error = None
+    qualified = name if module == "builtins" else f"{module}.{name}"
+    return RemoteError(f"{qualified}: {message}", qualified)
+
+
+def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
+    kind: type[JaxdError] = getattr(errors, name)
+    return Busy(message, retry_after_s) if kind is Busy else kind(message)
+
+
+def _users_error(kind: type | None, values: tuple[Any, ...]) -> BaseException | None:
+    """An instance with these `args`, made without `__init__`, whose parameters are unknown."""
+    if kind is None or not issubclass(kind, Exception):
+        return None
+    error: BaseException = kind.__new__(kind, *values)
+    error.args = values
+    return error
+
+
+def _known_error(
+    module: str, name: str, message: str, values: tuple[Any, ...]
+) -> BaseException | None:
+    """One of Python's own exceptions, or of jax's."""
+    if module == "builtins":
+        kind: Any = vars(builtins).get(name)
+        if _is_exception(kind) and issubclass(kind, SyntaxError):
+            values = (message,)  # whoever shows one opens the file that it names
+        return kind(*values) if _is_exception(kind) else None
+    kind = content_of(module).get(name) if module.partition(".")[0] in _JAXS else None
+    if not _is_exception(kind) or kind.__module__ != module:
+        return None
+    if name in _MADE_BY_INIT:
+        return kind(*values)  # type: ignore[no-any-return]
+    return None if has_code(kind, _RUN) else _users_error(kind, values)
+
+
+def has_code(kind: type, methods: frozenset[str]) -> bool:
+    """Whether an exception type, or its metaclass, has code of its own.
+
+    Args:
+        kind: an exception type, chosen by the other end.
+        methods: those in which code counts: what is run of one that is made, shown and dropped.
+    """
+    own = [vars(base) for base in kind.__mro__ if base.__module__ != "builtins"]
+    return type(kind) is not type or any(methods & members.keys() for members in own)
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)

@@ -1,0 +1,212 @@
+"""What a function is, in plain values: so that a server can check it, and say how two differ.
+
+The server walks over what it unpacked with the client's decisions (which modules are local, which
+attributes of installed modules count) and the client's package versions; the digest must be the
+same. It also keeps the parts, to say later how another function differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.fingerprint.model import Entry, Fingerprint, Listed, Part, Source
+from jaxd_protocol.fingerprint.process_view import SALT
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.packages.packages import Package
+
+if TYPE_CHECKING:
+    from jaxd_protocol.fingerprint.client_view import There
+
+__all__ = ["Description", "Meaning", "parameter_names"]
+
+
+class Meaning(NamedTuple):
+    """A fingerprint with what it was made of and from.
+
+    Attributes:
+        fingerprint: the digest; sixteen bytes.
+        salt: `SALT` of the client.
+        parts, packages, local, carried: see `Fingerprint`.
+        ignored: what the user told the walk to leave out.
+        shared: whether all of it has a content; else it can be only its own client's.
+        callbacks: what `callbacks=` lists.
+    """
+
+    fingerprint: bytes
+    salt: bytes = SALT
+    parts: tuple[Part, ...] = ()
+    packages: Mapping[str, Package] = {}
+    local: Mapping[str, bool] = {}
+    carried: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+    shared: bool = True
+    callbacks: tuple[Entry, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        found: Fingerprint,
+        ignored: tuple[str, ...] = (),
+        callbacks: tuple[Entry, ...] = (),
+    ) -> Meaning:
+        """What this process says of a fingerprint that it found."""
+        return cls(
+            found.digest,
+            SALT,
+            found.parts,
+            found.packages,
+            found.local,
+            found.carried,
+            ignored,
+            not found.unshared,
+            callbacks,
+        )
+
+    @property
+    def listed(self) -> Listed | None:
+        """What `callbacks=` lists, as a walk on the server takes it; None for nothing."""
+        return Listed(entries=self.callbacks) if self.callbacks else None
+
+    def there(self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]) -> There:
+        """The client's process, as a walk on the server sees it.
+
+        Args:
+            modules: the client's local modules, as they arrived.
+            sources: those of them that are not imported yet.
+        """
+        from jaxd_protocol.fingerprint.client_view import There  # clients have no use for it
+
+        return There(self.salt, self.packages, self.local, self.carried, modules, sources)
+
+    def to_message(self) -> tuple[Any, ...]:
+        """Plain values for the wire."""
+        return (
+            self.fingerprint,
+            self.salt,
+            tuple(map(tuple, self.parts)),
+            tuple((module, *package) for module, package in self.packages.items()),
+            tuple(self.local.items()),
+            tuple(sorted(self.carried)),
+            self.ignored,
+            self.shared,
+            tuple(map(tuple, self.callbacks)),
+        )
+
+    @classmethod
+    def from_message(cls, message: Any) -> Meaning:
+        """What `to_message` made.
+
+        Raises:
+            ProtocolError: when it is something else.
+        """
+        try:
+            if len(message) == _LENGTH - 1:
+                message = (*message, ())  # kept before there was `callbacks=`
+            fingerprint, salt, parts, packages, local, carried, ignored, shared, listed = message
+            read = cls(
+                fingerprint,
+                salt,
+                tuple(Part(*part) for part in parts),
+                {module: Package(*package) for module, *package in packages},
+                dict(local),
+                frozenset(carried),
+                tuple(ignored),
+                shared,
+                tuple(Entry(*entry) for entry in listed),
+            )
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("what a client says of its function cannot be read.") from error
+        if not read._is_typed():
+            raise ProtocolError("what a client says of its function has other types.")
+        return read
+
+    def _is_typed(self) -> bool:
+        texts = [*self.packages, *self.local, *self.carried, *self.ignored]
+        texts += [text for part in self.parts for text in (*part[:2], *part[3:])]
+        texts += [text for package in self.packages.values() for text in package[:2]]
+        texts += [text for entry in self.callbacks for text in entry[1:]]
+        data = [self.fingerprint, self.salt]
+        data += [part.digest for part in self.parts]
+        data += [package.digest for package in self.packages.values()]
+        flags = [self.shared, *self.local.values()]
+        return (
+            all(type(text) is str for text in texts)
+            and all(type(one) is bytes for one in data)
+            and all(type(flag) is bool for flag in flags)
+            and all(type(entry.owner) is int for entry in self.callbacks)
+        )
+
+
+_LENGTH: Final = len(Meaning._fields)
+
+
+class Description(NamedTuple):
+    """A function with its options.
+
+    Attributes:
+        name: what people call it, with what it is nested in.
+        fingerprint: what it means; empty when that is not known.
+        options: how it is compiled.
+        parts: what the fingerprint was made of; empty when that is not known.
+        parameters: see `parameter_names`.
+        shared: whether all of it has a content; else no two processes have it in common.
+    """
+
+    name: str
+    fingerprint: bytes
+    options: Options
+    parts: tuple[Part, ...] = ()
+    parameters: tuple[str, ...] = ()
+    shared: bool = True
+
+    @property
+    def short_name(self) -> str:
+        """The name without what it is nested in."""
+        return self.name.rpartition(".")[2]
+
+    def to_message(self) -> tuple[Any, ...]:
+        """Plain values for the wire."""
+        parts = tuple(tuple(part) for part in self.parts)
+        options = self.options.to_bytes()
+        return self.name, self.fingerprint, options, parts, self.parameters, self.shared
+
+    @classmethod
+    def from_message(cls, message: Any) -> Description:
+        """What `to_message` made.
+
+        Raises:
+            ProtocolError: when it is something else.
+        """
+        try:
+            name, fingerprint, options, parts, parameters, shared = message
+            read = tuple(Part(*part) for part in parts)
+            texts = [name, *parameters]
+        except (TypeError, ValueError) as error:
+            raise ProtocolError("the description of a function cannot be read.") from error
+        texts += [text for part in read for text in (*part[:2], *part[3:])]
+        if not all(type(text) is str for text in texts):
+            raise ProtocolError("the description of a function has no text where it should.")
+        return cls(
+            name, fingerprint, Options.from_bytes(options), read, tuple(parameters), bool(shared)
+        )
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters that can be given by position; ``*rest`` for any number of them.
+
+    Empty when the function does not say.
+    """
+    import inspect
+
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    starred = inspect.Parameter.VAR_POSITIONAL
+    by_name_only = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return tuple(
+        f"*{p.name}" if p.kind is starred else p.name for p in found if p.kind not in by_name_only
+    )

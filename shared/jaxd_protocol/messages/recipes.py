@@ -1,0 +1,181 @@
+"""What it takes to build a program again without the process that called it.
+
+    recipe   (name, key, options, meaning, calls, parameters)      calls: ((skeleton, sizes), …)
+    buffers  for each recipe its packed function, and for each of its calls the pickles
+
+`sizes` are those of all the buffers that warming the call takes: for each `P` leaf of the skeleton
+its pickle, then what travels beside that. Of the latter only the sizes are kept, and zeros are sent
+in their place: to build a program, shapes are enough.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.pytree.decoder import Reader
+from jaxd_protocol.pytree.layout import Layout
+from jaxd_protocol.pytree.leaves import Placement
+
+__all__ = ["Recipe", "RecordedCall", "dump_recipes", "load_recipes"]
+
+
+class RecordedCall(NamedTuple):
+    """The signature of a call.
+
+    Attributes:
+        skeleton: the structure of its arguments.
+        sizes: of the buffers that warming it takes.
+        pickles: those of these buffers that are pickles, in order.
+    """
+
+    skeleton: bytes
+    sizes: tuple[int, ...] = ()
+    pickles: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(
+        cls, skeleton: bytes, placement: Placement, buffers: Sequence[memoryview]
+    ) -> RecordedCall:
+        """That of a call that was made with these buffers."""
+        sizes: list[int] = []
+        pickles = []
+        for leaf, place in zip(placement.leaves, placement.places, strict=True):
+            if leaf.tag == "P":
+                pickles.append(bytes(buffers[place.buffer]))
+                sizes += map(len, buffers[place.buffer : place.buffer + 1 + leaf.buffers])
+        return cls(skeleton, tuple(sizes), tuple(pickles))
+
+    @classmethod
+    def of_specification(
+        cls, skeleton: bytes, layout: Layout, buffers: Sequence[memoryview]
+    ) -> RecordedCall:
+        """That of a call to warm up, which brings the buffers of pickled leaves and no others."""
+        pickles = []
+        at = 0
+        for leaf in layout.leaves:
+            if leaf.tag == "P":
+                pickles.append(bytes(buffers[at]))
+                at += 1 + leaf.buffers
+        return cls(skeleton, tuple(map(len, buffers)), tuple(pickles))
+
+    def buffers(self) -> list[memoryview]:
+        """What warming it takes.
+
+        Raises:
+            ProtocolError: when pickles and sizes do not fit the skeleton.
+        """
+        pickles = iter(self.pickles)
+        found: list[memoryview] = []
+        for size, is_pickle in self._plan():
+            found.append(memoryview(next(pickles) if is_pickle else bytes(size)))
+        return found
+
+    def check(self) -> None:
+        """Proves that pickles and sizes fit the skeleton.
+
+        Raises:
+            ProtocolError: when they do not.
+        """
+        self._plan()
+
+    def _plan(self) -> list[tuple[int, bool]]:
+        """Size of each buffer, and whether it is a pickle."""
+        kinds = [
+            is_pickle
+            for beside in _pickled_leaves(self.skeleton)
+            for is_pickle in (True, *[False] * beside)
+        ]
+        plan = list(zip(self.sizes, kinds, strict=False))
+        pickled = [size for size, is_pickle in plan if is_pickle]
+        fits = len(plan) == len(self.sizes) == len(kinds) and min(self.sizes, default=0) >= 0
+        if not fits or pickled != list(map(len, self.pickles)):
+            raise ProtocolError(_MISFIT)
+        return plan
+
+
+class Recipe(NamedTuple):
+    """A function with the calls that it is to be built for.
+
+    Attributes:
+        name: what people call it.
+        key: what names it on the wire.
+        options: packed `Options`.
+        meaning: what `Meaning.to_message` returned.
+        code: the packed function.
+        calls: what to build.
+        parameters: see `descriptions.parameter_names`; without them nobody can tell, before it is
+            built, whether a program for the same arguments is there.
+    """
+
+    name: str
+    key: bytes
+    options: bytes
+    meaning: tuple[Any, ...]
+    code: bytes
+    calls: tuple[RecordedCall, ...]
+    parameters: tuple[str, ...] = ()
+
+
+def dump_recipes(recipes: Iterable[Recipe]) -> tuple[tuple[Any, ...], list[memoryview]]:
+    """Recipes for the wire: plain values, and buffers."""
+    messages = []
+    buffers: list[memoryview] = []
+    for recipe in recipes:
+        calls = tuple((call.skeleton, call.sizes) for call in recipe.calls)
+        messages.append((*recipe[:4], calls, recipe.parameters))
+        buffers.append(memoryview(recipe.code))
+        buffers += [memoryview(pickle) for call in recipe.calls for pickle in call.pickles]
+    return tuple(messages), buffers
+
+
+def load_recipes(messages: Sequence[Any], buffers: Sequence[memoryview]) -> list[Recipe]:
+    """What `dump_recipes` made.
+
+    Raises:
+        ProtocolError: when it is something else.
+    """
+    left = iter(buffers)
+    try:
+        found = [_recipe(message, left) for message in messages]
+    except (TypeError, ValueError, StopIteration) as error:
+        raise ProtocolError("the recipe of a program cannot be read.") from error
+    if next(left, None) is not None:
+        raise ProtocolError("recipes came with more data than they have.")
+    return found
+
+
+def _recipe(message: Any, buffers: Iterator[memoryview]) -> Recipe:
+    name, key, options, meaning, calls, parameters = message
+    code = bytes(next(buffers))
+    read = tuple([_call(skeleton, sizes, buffers) for skeleton, sizes in calls])
+    kinds = (type(name), type(key), type(options), type(meaning), *map(type, parameters))
+    if kinds != (str, bytes, bytes, tuple, *[str] * len(parameters)):
+        raise TypeError("a recipe has other types")
+    return Recipe(name, key, options, meaning, code, read, tuple(parameters))
+
+
+def _call(skeleton: Any, sizes: Any, buffers: Iterator[memoryview]) -> RecordedCall:
+    if type(skeleton) is not bytes or not all(type(size) is int for size in sizes):
+        raise TypeError("a recorded call has other types")
+    pickles = tuple([bytes(next(buffers)) for _ in _pickled_leaves(skeleton)])
+    call = RecordedCall(skeleton, tuple(sizes), pickles)
+    call.check()
+    return call
+
+
+def _pickled_leaves(skeleton: bytes) -> list[int]:
+    """For each pickle of a call how many buffers travel beside it; opens none."""
+    if b"P" not in skeleton:
+        return []
+    reader = Reader(skeleton, lambda *_: object, lambda _: None)
+    try:
+        reader.node()
+    except (struct.error, LookupError, RecursionError, ValueError) as error:
+        raise ProtocolError(_MISFIT) from error
+    return [leaf.buffers for leaf in reader.leaves if leaf.tag == "P"]
+
+
+_MISFIT = "the data of a recorded call does not fit its skeleton."

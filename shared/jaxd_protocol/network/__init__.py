@@ -1,0 +1,5 @@
+"""Where a server is and who may speak with it.
+
+Addresses, local files, tokens, certificates, the handshake. Everything here happens before a byte
+is unpickled.
+"""

@@ -1,0 +1,180 @@
+"""Named tokens: a folder with one file for each person or machine that may use a server.
+
+The name of the file is the name of the account, what stands in it is its token. To take an account
+away is to remove its file: nobody else needs a new token then, and no server has to be restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.tokens import config_dir, write_token_file
+
+__all__ = [
+    "MOST_ACCOUNTS",
+    "UNNAMED",
+    "Account",
+    "TokenFile",
+    "add_account",
+    "default_token_dir",
+    "file_state",
+    "remove_account",
+    "token_files",
+]
+
+MOST_ACCOUNTS: Final = 1000
+"""In one folder. A server holds each proof against every token, so that none is looked up."""
+
+UNNAMED: Final = "token"
+"""The principal of those who hold the one token that has no name."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Somebody who may come over TCP or TLS.
+
+    Attributes:
+        principal: who that is, for the log and the status.
+        token: what proves it; never shown in a repr.
+    """
+
+    principal: str
+    token: str = field(repr=False)
+
+    @classmethod
+    def named(cls, name: str, token: str) -> Account:
+        """That of a file in the folder."""
+        return cls(f"account:{name}", token)
+
+    @classmethod
+    def unnamed(cls, token: str) -> Account:
+        """That of the one token that has no name."""
+        return cls(UNNAMED, token)
+
+
+class TokenFile(NamedTuple):
+    """A file in the folder, as it lies there now.
+
+    Attributes:
+        name: of the account.
+        path: where it is.
+        made_at: when it was written, in seconds since the epoch.
+        state: differs once the file is another one.
+    """
+
+    name: str
+    path: str
+    made_at: float
+    state: tuple[int, ...]
+
+
+def file_state(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file is another one, or was written to, or is open to others.
+
+    Of the two times, the second cannot be set by who owns the file.
+    """
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+        status.st_mode,
+        status.st_uid,
+    )
+
+
+def default_token_dir() -> str:
+    """Where `jaxd token --name` writes, and where servers look when nothing else is said."""
+    return os.path.join(config_dir(), "tokens")
+
+
+def token_files(folder: str) -> list[TokenFile]:
+    """What is in a folder, by name; other files than accounts are passed over. None: no folder.
+
+    Raises:
+        ConfigurationError: when others than its owner may put files there, or it cannot be read.
+    """
+    try:
+        status = os.stat(folder)
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+            raise ConfigurationError(
+                f"others can put tokens of theirs into {folder}. It must be a folder of yours that "
+                f"nobody else can change: chmod 700 {folder}"
+            )
+        return sorted(_files(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the folder of tokens {folder}: {error.strerror}. Make it a folder that "
+            "you can read, or name another one with --token-dir."
+        ) from error
+
+
+def _files(folder: str) -> Iterator[TokenFile]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not _NAME.fullmatch(entry.name):
+                continue
+            try:
+                found = entry.stat()
+            except FileNotFoundError:  # removed in this very moment
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield TokenFile(entry.name, entry.path, found.st_mtime, file_state(found))
+
+
+def add_account(name: str, folder: str, *, replace: bool = False) -> tuple[str, str]:
+    """Makes a token for a name; the path of its file, and the token.
+
+    Raises:
+        ConfigurationError: when the name is none, has a token already and is not to get another,
+            when there are too many, or when the file cannot be written.
+    """
+    path = _path(name, folder)
+    known = {file.name for file in token_files(folder)}
+    if name not in known and len(known) >= MOST_ACCOUNTS:
+        raise ConfigurationError(
+            f"{folder} has {len(known)} accounts, and a server takes {MOST_ACCOUNTS}. Remove some "
+            "with `jaxd token --revoke NAME`, or use another folder with --token-dir."
+        )
+    return path, write_token_file(path, replace=replace and name in known)
+
+
+def remove_account(name: str, folder: str) -> None:
+    """Takes the token of a name away.
+
+    Raises:
+        ConfigurationError: when there is none, or it cannot be removed.
+    """
+    path = _path(name, folder)
+    try:
+        os.unlink(path)
+    except FileNotFoundError as error:
+        known = ", ".join(file.name for file in token_files(folder)) or "none"
+        raise ConfigurationError(
+            f"there is no account {name!r} in {folder} (there are: {known}). See `jaxd token "
+            "--list`."
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot remove {path}: {error.strerror}. Until it is gone the account remains."
+        ) from error
+
+
+def _path(name: str, folder: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is not a name for an account. Use up to 64 letters, digits and . _ @ + -, "
+            "beginning with a letter or digit."
+        )
+    return os.path.join(folder, name)

@@ -1,0 +1,428 @@
+"""Who are you, and can we exchange code? Settled before a single byte is unpickled.
+
+Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
+four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
+
+    client  JAXD !H {protocol, python, magic, channel, nonce}
+    server       !H {protocol, python, magic, channel, nonce, auth: token}   or {error}
+    client       !H {versions, session, device}  !H {proof}                  in one piece
+    server       !H {proof, versions, session, slots, …}                     or {error}
+
+Over a Unix socket, where the kernel tells each end who the other is, nothing is proved: the client
+says all in its first message, and the server answers with its last.
+
+A proof is an HMAC, under the token, of a role and of everything said before: neither end can
+replay the other's, and nothing of the conversation can be altered on the way. The client proves
+first; a server without the token learns nothing that would let it answer. Versions of packages are
+for those who have proved it.
+
+A proof covers the `Channel` as well, so that it is worth nothing on another connection: who relays
+the whole conversation, and would speak in the middle once it is over, is found out by both ends.
+
+Nobody says a name. A server with several accounts holds the proof against the token of each, so
+that a stranger learns nothing of which there are, and whoever listens does not see who comes.
+
+Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
+one does not raise, it ends the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from jaxd_protocol.errors import (
+    AuthenticationFailed,
+    Busy,
+    ConfigurationError,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+    VersionMismatch,
+)
+from jaxd_protocol.network.versions import Peer, check_versions, this_end
+
+if TYPE_CHECKING:
+    import socket
+
+    from jaxd_protocol.network.accounts import Account
+
+__all__ = [
+    "MAGIC",
+    "UNIX",
+    "Channel",
+    "Guest",
+    "Line",
+    "Transcript",
+    "finish_greeting",
+    "greet_client",
+    "greet_server",
+    "receive_message",
+    "refuse",
+    "send_message",
+    "server_proof",
+]
+
+MAGIC: Final = b"JAXD"
+"""As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
+
+_GONE: Final = suppress(BrokenPipeError, ConnectionResetError)
+"""Around a message to a peer that may refuse it unread: its words are there to be read."""
+
+_LENGTH: Final = struct.Struct("!H")
+_MAX_MESSAGE: Final = 4096
+_MAX_RETRY_S: Final = 3600.0
+
+Message = dict[str, Any]
+
+
+class Line(Protocol):
+    """What a handshake is spoken over: a connected socket, with TLS or without."""
+
+    def recv(self, count: int, flags: int = 0, /) -> bytes:
+        """Up to so many bytes; empty at the end."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Sends all of them."""
+
+
+class Channel(NamedTuple):
+    """The connection under a handshake, as one end knows it.
+
+    Each end says what it knows in a message that the proofs cover, and compares what the other
+    has said. Host, port and code are not in it: a tunnel or a published port changes them
+    honestly. What is compared of TLS is as in RFC 5929, tls-server-end-point.
+
+    Attributes:
+        kind: what is spoken over; an ssh:// address counts as the Unix socket at its far end.
+        certificate: over TLS, the SHA-256 of the server's certificate.
+        sock: over plain TCP, this end, of which the kernel tells who owns the other one.
+        insecure: whether this end takes plain TCP also where the kernel does not tell that, or
+            tells another user than the other end says it is.
+    """
+
+    kind: Literal["unix", "tcp", "tls"]
+    certificate: str = ""
+    sock: socket.socket | None = None
+    insecure: bool = False
+
+    def said(self) -> Message:
+        """What this end tells the other one of it."""
+        if self.kind == "tls":
+            return {"kind": "tls", "certificate": self.certificate}
+        if self.sock is None:
+            return {"kind": self.kind}
+        # of the socket, not of the process: so the kernel tells it to the other end
+        uid = os.fstat(self.sock.fileno()).st_uid
+        return {"kind": self.kind, "uid": uid, "insecure": self.insecure}
+
+    def mismatch(self, said: object) -> str | None:
+        """Why the other end may not be on the same connection; None: it is.
+
+        Args:
+            said: what it has told of it.
+        """
+        told = said if isinstance(said, dict) else {}
+        if told.get("kind") != self.kind:
+            return (
+                f"one end of the connection speaks {self.kind}, the other {told.get('kind')!r}: "
+                "somebody passes it on and may change it. Use the address that the server printed."
+            )
+        if self.kind == "tls" and told.get("certificate") != self.certificate:
+            return (
+                "the client was shown another certificate than the server's: somebody ends TLS in "
+                "between, and may read and change everything. Pass the port on as it is (TCP), or "
+                "use ssh://."
+            )
+        return None if self.sock is None else self._wrong_owner(self.sock, told)
+
+    def _wrong_owner(self, sock: socket.socket, told: Message) -> str | None:
+        from jaxd_protocol.network.tcp_owners import owner_of_peer  # few connections need it
+
+        owner = owner_of_peer(sock)
+        if owner is not None and owner == told.get("uid"):
+            return None
+        if self.insecure and told.get("insecure") is True:
+            return None
+        found = "cannot be known here" if owner is None else f"is user {owner}"
+        return (
+            f"who owns the other end of this TCP connection {found}, and the peer says that it is "
+            f"user {told.get('uid')!r}: somebody may pass the connection on and change it. Use "
+            "tls:// or ssh://. For a tunnel or network that you trust, both ends can accept it: "
+            "tcp://…?insecure=1 in the client's address, --insecure-plaintext at the server."
+        )
+
+
+UNIX: Final = Channel("unix")
+"""Where the kernel has told each end who the other is."""
+
+
+class Transcript:
+    """Everything that was said in one handshake, so that a proof can cover it."""
+
+    def __init__(self) -> None:
+        self._said = hashlib.sha256()
+
+    def add(self, data: bytes) -> None:
+        """Appends one message as it stood on the wire."""
+        self._said.update(_LENGTH.pack(len(data)) + data)
+
+    def proof(self, token: str, role: str) -> str:
+        """The hex HMAC-SHA256 by which `role` (`client` or `server`) proves the token."""
+        import hmac  # a Unix socket needs no token, and its client starts faster without this
+
+        said = role.encode() + b"\0" + self._said.digest()
+        return hmac.new(token.encode(), said, "sha256").hexdigest()
+
+
+def _same(expected: str, proof: object) -> bool:
+    """Whether a proof is the expected one, compared in constant time."""
+    import hmac
+
+    return hmac.compare_digest(expected.encode(), str(proof).encode(errors="replace"))
+
+
+def _fresh_nonce() -> str:
+    """32 random hex digits: no two handshakes are alike, so no proof can be replayed."""
+    return os.urandom(16).hex()
+
+
+def send_message(sock: Line, message: Message, transcript: Transcript, before: bytes = b"") -> None:
+    """Sends one message and adds it to the transcript; in one piece, with what goes `before` it.
+
+    Of two pieces TCP would keep the second back until the first has arrived.
+    """
+    sock.sendall(before + _written(message, transcript))
+
+
+def _written(message: Message, transcript: Transcript) -> bytes:
+    data = json.dumps(message, separators=(",", ":")).encode()
+    transcript.add(data)
+    return _LENGTH.pack(len(data)) + data
+
+
+def receive_message(sock: Line, transcript: Transcript) -> Message:
+    """Receives one message and adds it to the transcript.
+
+    Raises:
+        EOFError: when the peer went away.
+        ProtocolError: when it sent something else.
+    """
+    (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+    if not 0 < length <= _MAX_MESSAGE:
+        raise ProtocolError(f"a greeting of {length} bytes is not one of jaxd's.")
+    data = _receive(sock, length)
+    transcript.add(data)
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the peer's greeting is not JSON.") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("the peer's greeting is not an object.")
+    return message
+
+
+def _receive(sock: Line, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise EOFError("the peer closed the connection during the handshake")
+        data += part
+    return data
+
+
+def greet_server(
+    sock: Line,
+    channel: Channel,
+    versions: Mapping[str, str],
+    token: str | None,
+    session: str | None,
+    device: int | None = None,
+) -> Message:
+    """The client's side: returns the server's last message (`peer` added as a `Peer`).
+
+    Args:
+        sock: connected, with a timeout that bounds each step.
+        channel: what is known of the connection.
+        versions: package versions to report.
+        token: what both ends must prove to hold; None takes a server that asks for nothing.
+        session: the session to resume, or None for a new one.
+        device: the index of the one that its calls are to run on; None: the server chooses.
+
+    Raises:
+        ConfigurationError: the server has no such device.
+        AuthenticationFailed: wrong, missing or unprovable token; user not admitted; a server that
+            asks for no token where anybody could answer; somebody in between.
+        VersionMismatch: the ends cannot exchange code.
+        NoServer: the server refused for another reason, or is no jaxd server.
+        ProtocolError: it sent something that is not a greeting.
+    """
+    said = Transcript()
+    me = this_end(versions)
+    wanted = {} if device is None else {"device": device}
+    about = {"versions": dict(me.versions), "session": session, **wanted}
+    may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
+    hello = {**me.without_versions().to_message(), "channel": channel.said()}
+    hello |= {"nonce": _fresh_nonce(), **(about if may_be_open else {})}
+    with _GONE:  # it may have said why, before it closed
+        send_message(sock, hello, said, before=MAGIC)
+    welcome = _checked(receive_message(sock, said))
+    check_versions(me, Peer.from_message(welcome))
+    if welcome.get("auth") == "token":
+        if token is None:
+            raise AuthenticationFailed(
+                "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
+                "was started with (see `jaxd token`)."
+            )
+        mismatch = channel.mismatch(welcome.get("channel"))
+        if mismatch is not None:
+            raise AuthenticationFailed(mismatch)
+        written = _written(about, said)
+        with _GONE:
+            send_message(sock, {"proof": said.proof(token, "client")}, said, before=written)
+        expected = said.proof(token, "server")
+        welcome = _checked(receive_message(sock, said))
+        if not _same(expected, welcome.get("proof")):
+            raise AuthenticationFailed(
+                "the server could not prove that it holds the token: it may be an impostor. "
+                "Nothing was sent. Check the address."
+            )
+    elif token is not None:
+        raise AuthenticationFailed(
+            "the server did not ask for the token: it may be an impostor. Nothing was sent. Check "
+            "the address; for a server that is open on purpose, unset JAXD_TOKEN and "
+            "JAXD_TOKEN_FILE or move the token file away."
+        )
+    elif not may_be_open:
+        raise AuthenticationFailed(
+            "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
+            "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
+            "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
+        )
+    return {**welcome, "peer": Peer.from_message(welcome)}
+
+
+def _checked(message: Message) -> Message:
+    error = message.get("error")
+    if error is None:
+        return message
+    text = str(message.get("text", "the server refused."))
+    if error == Busy.__name__:
+        raise Busy(text, _seconds(message.get("retry_after_s")))
+    known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
+    kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
+    raise kinds.get(str(error), NoServer)(text)
+
+
+def _seconds(said: object) -> float:
+    is_number = isinstance(said, int | float) and 0 <= said <= _MAX_RETRY_S
+    return float(said) if is_number else 1.0  # type: ignore[arg-type]
+
+
+class Guest(NamedTuple):
+    """A client that passed the handshake.
+
+    Attributes:
+        peer: what it said of itself.
+        session: the session that it wants to resume, or None.
+        principal: who it is allowed to be.
+        device: the index of the one that it wants its calls to run on, or None.
+        account: whose token it has proved; None where none was asked for.
+    """
+
+    peer: Peer
+    session: str | None
+    principal: str
+    device: int | None = None
+    account: Account | None = None
+
+
+def greet_client(
+    sock: Line,
+    channel: Channel,
+    accounts: Collection[Account],
+    principal: str,
+) -> tuple[Guest, Transcript]:
+    """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
+
+    Args:
+        sock: accepted, with a timeout that bounds each step.
+        channel: what is known of the connection.
+        accounts: one of these the client must prove to be; none where the socket is the proof.
+        principal: who the client is when no token is asked for.
+
+    Raises:
+        AuthenticationFailed: wrong token.
+        VersionMismatch: the ends cannot exchange code.
+        ProtocolError: it sent something that is not a greeting, or somebody may stand in between.
+        EOFError: it left. In all cases the client was told why, where that is safe, and is to be
+            dropped.
+    """
+    said = Transcript()
+    hello = receive_message(sock, said)
+    client = Peer.from_message(hello)
+    me = this_end({}).without_versions()
+    try:
+        check_versions(client, me)
+    except VersionMismatch as error:
+        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
+        raise
+    if not accounts:
+        return _guest(client, hello, principal), said
+    mismatch = channel.mismatch(hello.get("channel"))
+    if mismatch is not None:
+        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, said)
+        raise ProtocolError(mismatch)  # no token was tried
+    welcome = {**me.to_message(), "auth": "token", "channel": channel.said()}
+    send_message(sock, {**welcome, "nonce": _fresh_nonce()}, said)
+    about = receive_message(sock, said)
+    expected = [(said.proof(account.token, "client"), account) for account in accounts]
+    proof = receive_message(sock, said).get("proof")
+    proved = [account for expected, account in expected if _same(expected, proof)]  # against all
+    if not proved:
+        text = (
+            "wrong token. Use the one that the server was started with, or that was made for you "
+            "there and not taken away since (see `jaxd token`)."
+        )
+        send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
+        raise AuthenticationFailed(text)
+    client = Peer.from_message({**hello, "versions": about.get("versions")})
+    return _guest(client, about, proved[0].principal)._replace(account=proved[0]), said
+
+
+def _guest(client: Peer, about: Message, principal: str) -> Guest:
+    """What a client has said of itself and of what it wants."""
+    session, device = about.get("session"), about.get("device")
+    return Guest(
+        client,
+        session if isinstance(session, str) else None,
+        principal,
+        device if type(device) is int else None,
+    )
+
+
+def server_proof(account: Account | None, said: Transcript) -> str | None:
+    """What the server's last message proves, once the client's proof was read; None: nothing."""
+    return None if account is None else said.proof(account.token, "server")
+
+
+def finish_greeting(
+    sock: Line, versions: Mapping[str, str], proof: str | None, welcome: Message
+) -> None:
+    """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
+    proved = {} if proof is None else {"proof": proof}
+    send_message(sock, {**this_end(versions).to_message(), **proved, **welcome}, Transcript())
+
+
+def refuse(sock: Line, error: Exception) -> None:
+    """Tells a client, in place of a welcome, why it is dropped."""
+    message: Message = {"error": type(error).__name__, "text": str(error)}
+    if isinstance(error, Busy):
+        message["retry_after_s"] = round(error.retry_after_s, 3)
+    send_message(sock, message, Transcript())

@@ -1,0 +1,195 @@
+"""The local server of one user and one environment: where its files are, and whether it runs.
+
+The auto-started server belongs to one environment: its directory is named by a digest of
+`sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual
+environment, another Python, another jaxd or an upgraded jax finds another server (or starts one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import sys
+from typing import NamedTuple
+
+import jaxd_protocol
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.addresses import Address
+
+__all__ = [
+    "LocalServerFiles",
+    "control_path",
+    "environment_digest",
+    "private_directory",
+    "prove_private",
+    "runtime_dir",
+    "server_runs",
+    "somebody_answers",
+]
+
+
+def runtime_dir() -> str:
+    """The directory for this user's sockets: `$XDG_RUNTIME_DIR/jaxd`, else `/tmp/jaxd-<uid>`.
+
+    Not created here; see `private_directory`.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isdir(base):
+        return os.path.join(base, "jaxd")
+    return f"/tmp/jaxd-{_uid()}"  # noqa: S108  made 0700 and checked by private_directory
+
+
+def _uid() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def environment_digest() -> str:
+    """Twelve hex digits that name this Python environment.
+
+    jax's RECORD is found by name in `sys.path`: `importlib.metadata` would cost more than the
+    rest of a client's start.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    digest.update(os.path.realpath(sys.prefix).encode())
+    digest.update((sys.implementation.cache_tag or "").encode())
+    digest.update(f"{jaxd_protocol.__version__} {jaxd_protocol.PROTOCOL_VERSION}".encode())
+    for record in _jax_records():
+        digest.update(record)
+    return digest.hexdigest()
+
+
+def _jax_records() -> list[bytes]:
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        found = sorted(n for n in names if n.startswith("jax-") and n.endswith(".dist-info"))
+        if found:
+            return [_read_record(os.path.join(folder, name)) for name in found]
+    return []
+
+
+def _read_record(dist_info: str) -> bytes:
+    try:
+        with open(os.path.join(dist_info, "RECORD"), "rb") as file:
+            return file.read()
+    except OSError:
+        return os.path.basename(dist_info).encode()
+
+
+class LocalServerFiles(NamedTuple):
+    """The files of one local server, all in one private directory.
+
+    Attributes:
+        directory: absolute path, mode 0700 once made.
+    """
+
+    directory: str
+
+    @classmethod
+    def of_this_environment(cls) -> LocalServerFiles:
+        """The files of the server that belongs to the running Python environment."""
+        return cls(os.path.join(runtime_dir(), environment_digest()))
+
+    @property
+    def socket(self) -> str:
+        """The Unix socket that clients connect to."""
+        return os.path.join(self.directory, "server.sock")
+
+    @property
+    def control(self) -> str:
+        """The host's control socket, which answers also while the worker is busy."""
+        return self.socket + ".control"
+
+    @property
+    def log(self) -> str:
+        """The log of a server started in the background."""
+        return os.path.join(self.directory, "server.log")
+
+    @property
+    def lock(self) -> str:
+        """Held while a server is being started, so that only one process starts it."""
+        return os.path.join(self.directory, "start.lock")
+
+
+def private_directory(path: str) -> str:
+    """Makes `path` (and its parent) with mode 0700 and proves that it is ours alone.
+
+    Raises:
+        ConfigurationError: when it cannot be made, or as `prove_private`.
+    """
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the directory {path}: {error.strerror}. Free some room or set "
+            "XDG_RUNTIME_DIR to a directory that you own."
+        ) from error
+    prove_private(path)
+    return path
+
+
+def prove_private(path: str) -> None:
+    """Returns when a directory is ours alone, and so is `runtime_dir` where that is its parent.
+
+    Raises:
+        ConfigurationError: when one of them is missing, belongs to another user, or others may
+            enter it. An unauthenticated connection is code execution one way and all of a
+            client's data the other: the directory is the lock.
+    """
+    parent = os.path.dirname(path)
+    for directory in (parent, path) if parent == runtime_dir() else (path,):
+        try:
+            status = os.lstat(directory)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot look at {directory}: {error.strerror}. Set XDG_RUNTIME_DIR to a "
+                "directory that you own."
+            ) from error
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _uid()
+        if not ours or status.st_mode & 0o077:
+            raise ConfigurationError(
+                f"{directory} must be a directory of yours that nobody else can enter. "
+                f"Run: chmod 700 {directory}   (or set XDG_RUNTIME_DIR to another directory)."
+            )
+
+
+def control_path(address: Address) -> str:
+    """The control socket of the server on this machine that listens on `address`.
+
+    Beside the Unix socket, else named by the TCP port in this environment's own directory.
+    """
+    if address.kind == "unix":
+        return address.path + ".control"
+    directory = LocalServerFiles.of_this_environment().directory
+    return os.path.join(directory, f"tcp-{address.port}.control")
+
+
+def server_runs(path: str) -> bool:
+    """Whether a server listens on the Unix socket at `path`.
+
+    Its control socket is tried first: a worker, which may be busy, is then not even disturbed.
+    """
+    return somebody_answers(control_path(Address.unix(path))) or somebody_answers(path)
+
+
+def somebody_answers(path: str) -> bool:
+    """Whether a process holds the Unix socket at `path` open, even when it is too busy to accept.
+
+    False where there is no file, where its process is gone, and on systems without Unix sockets.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full: alive, and busy
+        except OSError:
+            return False
+    return True

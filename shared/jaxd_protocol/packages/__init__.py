@@ -1,0 +1,4 @@
+"""Which code is installed and which is the user's own.
+
+Distributions, versions, importable names.
+"""

@@ -1,0 +1,124 @@
+"""The name under which an object of an installed module can be imported.
+
+What an object says of itself is not always where it is: on Python 3.11 `jax.Array` calls itself
+`jaxlib._jax.Array` in the module `jax`. So each name is tried and counts only when it leads to
+this very object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from jaxd_protocol.packages.installed import is_local_module
+
+__all__ = ["find_object", "importable_name", "name_within"]
+
+_missing = object()
+# Where an object was found, by its id. A hint: each use looks there again, so a stale entry is
+# harmless. Only objects that a module holds get in, so the table does not grow with calls.
+_hints: dict[int, tuple[str, str]] = {}
+# For each package, how many modules there were when it was indexed, and the places of its objects
+# by id.
+_indexes: dict[str, tuple[int, dict[int, tuple[str, str]]]] = {}
+
+
+def importable_name(value: Any) -> tuple[str, str] | None:
+    """Module and dotted name that lead to `value` itself; None when there are none.
+
+    Only installed modules count: what a local module holds travels by value. The module is one
+    that is in `sys.modules`, so that `importlib.import_module` can find it on the other end.
+    """
+    hint = _hints.get(id(value))
+    if hint is not None and _look(*hint) is value:
+        return hint
+    found = _own_name(value)
+    if found is not None:
+        _hints[id(value)] = found
+    return found
+
+
+def name_within(package: str, value: Any) -> tuple[str, str] | None:
+    """Where in the loaded modules of `package` this very object is; public modules come first.
+
+    For objects that do not know their name. The first call looks at all modules of the package.
+    """
+    found = _index(package).get(id(value))
+    return found if found is not None and _look(*found) is value else None
+
+
+def find_object(module: str, name: str) -> Any:
+    """The object of that name, importing the module if need be; without a name, the module.
+
+    Raises:
+        ImportError: when this process has no such module, or the module no such name.
+    """
+    found: Any = importlib.import_module(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part, _missing)
+        if found is _missing:
+            raise ImportError(
+                f"the server's {module} has no {name}: install the caller's version of "
+                f"{module.partition('.')[0]} on the server"
+            )
+    return found
+
+
+def _own_name(value: Any) -> tuple[str, str] | None:
+    module = getattr(value, "__module__", None)
+    if not isinstance(module, str):
+        return None
+    root, inner = _loaded_part(module)
+    if not root or is_local_module(root):
+        return None
+    for name in _names(value):
+        if _look(root, inner + name) is value:
+            return root, inner + name
+    # The types of None, of functions and the like say `builtins`, and are only in `types`.
+    return name_within("types", value) if module == "builtins" else None
+
+
+def _loaded_part(module: str) -> tuple[str, str]:
+    # `jaxlib._jax.pytree` is an attribute of an extension module and not in `sys.modules`.
+    root, inner = module, ""
+    while root and root not in sys.modules:
+        root, _, last = root.rpartition(".")
+        inner = f"{last}.{inner}"
+    return root, inner
+
+
+def _names(value: Any) -> list[str]:
+    said = [getattr(value, attribute, None) for attribute in ("__qualname__", "__name__")]
+    names = [name for name in said if isinstance(name, str) and name]
+    return list(dict.fromkeys([*names, *(name.rpartition(".")[2] for name in names)]))
+
+
+def _look(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module, _missing)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except Exception:  # noqa: BLE001 - a module's own __getattr__ may raise anything
+            return _missing
+    return found
+
+
+def _index(package: str) -> dict[int, tuple[str, str]]:
+    known = _indexes.get(package)
+    if known is None or known[0] != len(sys.modules):
+        known = _indexes[package] = len(sys.modules), _places(package)
+    return known[1]
+
+
+def _places(package: str) -> dict[int, tuple[str, str]]:
+    prefix = package + "."
+    names = [name for name in sys.modules.copy() if name == package or name.startswith(prefix)]
+    places: dict[int, tuple[str, str]] = {}
+    for name in sorted(names, key=lambda name: ("._" in name, name.count("."), name)):
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType):
+            for attribute, value in list(vars(module).items()):
+                places.setdefault(id(value), (name, attribute))
+    return places

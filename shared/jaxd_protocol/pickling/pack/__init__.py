@@ -1,0 +1,1 @@
+"""The client's half: which object is written in which way."""

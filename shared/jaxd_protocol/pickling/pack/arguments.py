@@ -1,0 +1,203 @@
+"""Arguments to bytes: data, with the code in it by its content.
+
+A static argument or a tree's structure may hold functions and classes. Each of them is packed
+apart, by a walk of its own, and named by its content id, so that on the server it is the same
+object in each call and from every client: structures stay equal, and nothing is traced again.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import JaxdError, PackingError
+from jaxd_protocol.fingerprint import content_id, walk
+from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint.function_wrapper import BoundFunction, PlainInside
+from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.jax_objects.names import kind_of
+from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
+from jaxd_protocol.pickling.pack.archives import reduce_archived
+from jaxd_protocol.pickling.pack.classes import class_name
+from jaxd_protocol.pickling.pack.function_parts import is_local_function
+from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
+from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
+from jaxd_protocol.pickling.unpack import rebuild
+from jaxd_protocol.pickling.unpack.content_table import ClassId
+from jaxd_protocol.pickling.unpack.unpickler import interned, interned_class
+
+__all__ = ["pack", "pack_out_of_band"]
+
+_MAX_KEPT: Final = 1024
+_TRIES: Final = 3
+
+_NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""What pickle writes by its name, when nobody else knows how."""
+
+_CODE: Final = frozenset({types.FunctionType, types.MethodType, partial})
+_JITTED: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
+
+Collect = Callable[[pickle.PickleBuffer], Any]
+
+
+def pack(value: Any, what: str) -> Packed:
+    """One argument as bytes.
+
+    Args:
+        value: any object.
+        what: how to call it in an error, such as ``an argument of type Config``.
+
+    Raises:
+        PackingError: when it reaches something that cannot travel; the message says what.
+    """
+    return _pack(value, what, lambda: None)
+
+
+def pack_out_of_band(value: Any, what: str) -> tuple[Packed, list[memoryview]]:
+    """As `pack`, with the memory of contiguous arrays beside the bytes instead of copied."""
+    buffers: list[memoryview] = []
+
+    def collect() -> Collect:
+        buffers.clear()
+        return lambda buffer: _collect(buffer, buffers)
+
+    return _pack(value, what, collect), buffers
+
+
+def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
+    try:
+        buffers.append(buffer.raw())
+    except BufferError:  # not contiguous: the pickle carries a copy
+        return True
+    return False
+
+
+def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packed:
+    for _ in range(_TRIES):
+        with suppress(_Changed):
+            file = io.BytesIO()
+            pickler = _ArgumentPickler(file, collect(), Reach(archives=current_archives()))
+            dump(pickler, value, value, what)
+            return Packed.of(file.getvalue(), pickler.classes, pickler.objects, pickler.installed)
+    raise PackingError(
+        f"{what} cannot travel to the server: a class or function in it is changed all the time "
+        "while it is packed. Let that end before the call."
+    )
+
+
+class _Changed(JaxdError):
+    """A class or callable is no longer what its content id says.
+
+    The server would have it under that id, for everybody who names it.
+    """
+
+
+class _ArgumentPickler(Pickler):
+    """Writes data.
+
+    Attributes:
+        objects: callables that were met, by content id.
+        installed: callables and classes that are held, by the name under which each is imported;
+            not those by which something else is to be made again.
+    """
+
+    def __init__(self, file: io.BytesIO, collect: Collect | None, reach: Reach) -> None:
+        super().__init__(file, collect, reach)
+        self.objects: dict[bytes, Any] = {}
+        self.installed: dict[tuple[str, str], Any] = {}
+        self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
+
+    def reducer_override(self, value: Any) -> Any:
+        """As that of a function's pickler, but for code."""
+        reduced = self._reduced(value)
+        if reduced is NotImplemented and not isinstance(value, _NAMED):
+            reduced = self._as_pickle_would(value)
+        if type(reduced) is tuple:
+            makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
+            self._makers.update((id(each), each) for each in makers)
+        if id(value) not in self._makers:
+            self._note_installed(value, reduced)
+        return reduced
+
+    def _note_installed(self, value: Any, reduced: Any) -> None:
+        if type(reduced) is tuple and reduced[0] is rebuild.find_object:
+            name: tuple[str, str] = reduced[1]
+        elif type(reduced) is str:
+            name = getattr(value, "__module__", None) or "builtins", reduced
+        elif reduced is NotImplemented and isinstance(value, type):
+            name = value.__module__, value.__qualname__
+        else:
+            return
+        if name[0].partition(".")[0] not in OWN_PACKAGES:
+            self.installed[name] = value
+
+    def _as_pickle_would(self, value: Any) -> Any:
+        reduce = self.dispatch_table.get(type(value))
+        return reduce(value) if reduce is not None else value.__reduce_ex__(PROTOCOL)
+
+    def _reduced(self, value: Any) -> Any:
+        archived = reduce_archived(self, value)
+        if archived is not NotImplemented:
+            return archived
+        if isinstance(value, PlainInside | BoundFunction):  # not what its module has there
+            return self._interned(value)
+        if type(value) in _CODE or kind_of(value) in _JITTED:
+            self.last = value
+            name = None if _is_local(value) else importable_name(value)
+            return self._interned(value) if name is None else self.by_name(value, name)
+        return super().reducer_override(value)
+
+    def reduce_type(self, cls: type) -> Any:
+        """For a class."""
+        if class_name(cls) is not None or cls.__module__ == "builtins":
+            return super().reduce_type(cls)
+        name = self.class_id(cls)
+        return interned_class, (tuple(name), self._data(name.content, cls))
+
+    def reduce_module(self, module: types.ModuleType) -> Any:
+        """For a module."""
+        local = is_local_module(module.__name__)
+        return self._interned(module) if local else super().reduce_module(module)
+
+    def _interned(self, value: Any) -> Any:
+        content = content_id(value)
+        self.objects[content] = value
+        return interned, (content, self._data(content, value))
+
+    def _data(self, content: bytes, value: Any) -> bytes:
+        packed = _packed_once(content, value)
+        for (module, name), cls in packed.classes.items():
+            self.classes[ClassId(content_id(cls), name, module)] = cls
+        return bytes(packed)
+
+
+def _is_local(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_local_function(value)
+
+
+_kept: Final = BoundedDict[bytes, Packed](_MAX_KEPT)
+
+
+def _packed_once(content: bytes, value: Any) -> Packed:
+    """A callable or class, packed once for each content."""
+    found = _kept.use(content)
+    if found is not None:
+        return found
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    walked = walk(value, name, archives=current_archives())
+    found = pack_function(value, repr(name), walked.reach)
+    if not walked.guards.hold():
+        walked = walk(value, name, archives=current_archives())
+    fingerprint = walked.fingerprint
+    is_as_found = not walked.guards.complete or fingerprint.unshared  # then its id stays
+    if not is_as_found and fingerprint.digest != content:
+        raise _Changed(f"{name} was changed while it was packed.")
+    _kept[content] = found
+    return found

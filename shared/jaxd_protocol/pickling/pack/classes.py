@@ -1,0 +1,194 @@
+"""Classes, taken apart: by value, under an id that is their content.
+
+A class is made empty and then completed, because its methods refer to it. Nothing that a class
+statement sets in motion runs again: its effects are in the class that travels. The
+members of an enum are made with the class, and completed afterwards.
+"""
+
+from __future__ import annotations
+
+import abc
+import copyreg
+import enum
+from collections.abc import Callable, Mapping
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final
+
+from jaxd_protocol.packages.importable import importable_name, name_within
+from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pickling.pack.interface import Packer
+from jaxd_protocol.pickling.unpack import classes
+
+__all__ = ["class_name", "enum_description", "enum_state", "reduce_class"]
+
+_GIVEN: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
+_NOT_SENT: Final = _GIVEN | {
+    "__dict__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__weakref__",
+    "_abc_impl",
+}
+
+
+def class_name(cls: type) -> tuple[str, str] | None:
+    """Where the server finds a class; None for one that travels by value."""
+    module = cls.__module__
+    if type(module) is str and is_local_module(module):  # one from C may have anything there
+        return None
+    return importable_name(cls) or name_within("types", cls)
+
+
+def reduce_class(packer: Packer, cls: type) -> Any:
+    """A reduce tuple for a class by value."""
+    names = packer.part_of(cls)
+    if names is not None:
+        return _part(packer, cls, names)
+    name = tuple(packer.class_id(cls))
+    if issubclass(cls, enum.Enum) and cls.__members__:
+        made: tuple[Any, ...] = classes.make_enum, (name, *enum_description(cls))
+        return packer.nested(
+            cls, made, classes.fill_enum, lambda: enum_state(cls, _attributes(cls))
+        )
+    made = classes.make_class, (name, type(cls), cls.__name__, cls.__bases__, _given(cls))
+    return packer.nested(cls, made, classes.fill_class, lambda: _state(cls))
+
+
+def _given(cls: type) -> dict[str, Any]:
+    """What has to be there when the class is made."""
+    given = {name: vars(cls)[name] for name in sorted(_GIVEN) if name in vars(cls)}
+    given["__qualname__"] = cls.__qualname__
+    slots = given.get("__slots__")
+    if slots is not None and not isinstance(slots, str):
+        given["__slots__"] = tuple(slots)
+    return given
+
+
+def _state(cls: type) -> dict[str, Any]:
+    from jaxd_protocol.jax_objects import class_registration
+
+    state: dict[str, Any] = {"attributes": _attributes(cls)}
+    if isinstance(cls, abc.ABCMeta):
+        others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
+        virtual = [each for each in others if each is not None]
+        if virtual:
+            state["virtual"] = sorted(virtual, key=lambda each: each.__qualname__)
+    registration = class_registration(cls)
+    if registration is not None:
+        state["registration"] = registration
+    if cls in copyreg.dispatch_table:
+        state["reduced_by"] = copyreg.dispatch_table[cls]
+    return state
+
+
+def _attributes(cls: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in _NOT_SENT and not _is_made_with(cls, value) and not _has_address(name, value)
+    }
+
+
+def _has_address(name: str, value: Any) -> bool:
+    """Whether this is a docstring that `dataclass` made of defaults without a name."""
+    return name == "__doc__" and isinstance(value, str) and " at 0x" in value
+
+
+def _is_made_with(cls: type, value: Any) -> bool:
+    """Whether an attribute comes with the class: the descriptors of its slots."""
+    is_descriptor = isinstance(value, MemberDescriptorType | GetSetDescriptorType)
+    return is_descriptor and value.__objclass__ is cls
+
+
+def _part(packer: Packer, cls: type, names: set[str]) -> Any:
+    """A class of which only some attributes are read, those of its bases among them."""
+    local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
+    installed = [base for base in cls.__mro__ if base not in local]
+    bases = [
+        base
+        for index, base in enumerate(installed)
+        if not any(issubclass(earlier, base) for earlier in installed[:index])
+    ]
+    given: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    slots = [
+        name
+        for base in local
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType)
+    ]
+    if cls.__dictoffset__ == 0:
+        given["__slots__"] = tuple(slots)
+    found = {name: value for name in sorted(names) for value in _first(local, name)}
+    found = {name: value for name, value in found.items() if name not in slots}
+    made = classes.make_part, (type(cls), cls.__name__, tuple(bases), given)
+    return packer.nested(cls, made, classes.set_attributes, lambda: found)
+
+
+def _first(bases: list[type], name: str) -> list[Any]:
+    return [vars(base)[name] for base in bases if name in vars(base)][:1]
+
+
+_OF_THE_METACLASS: Final = frozenset(
+    {
+        "__new__",
+        "__new_member__",
+        "_all_bits_",
+        "_boundary_",
+        "_flag_mask_",
+        "_generate_next_value_",
+        "_hashable_values_",
+        "_inverted_",
+        "_member_map_",
+        "_member_names_",
+        "_member_type_",
+        "_new_member_",
+        "_singles_mask_",
+        "_unhashable_values_",
+        "_unhashable_values_map_",
+        "_use_args_",
+        "_value2member_map_",
+        "_value_repr_",
+    }
+)
+"""Attributes that `enum` computes again from the members."""
+
+_OF_A_MEMBER: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
+
+_BARE: Final[Mapping[type, Callable[[Any], Any]]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: lambda member: str.__getitem__(member, slice(None)),
+    bytes: lambda member: bytes.__getitem__(member, slice(None)),
+}
+"""How to get at what a member is besides being a member, whatever its class says."""
+
+
+def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
+    """Metaclass, name, bases, members and boundary: what an enum is made of."""
+    members = {label: _bare_member(cls, member) for label, member in cls.__members__.items()}
+    return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
+
+
+def _bare_member(cls: Any, member: Any) -> Any:
+    convert = _BARE.get(cls._member_type_)
+    return member._value_ if convert is None else convert(member)
+
+
+def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an enum that are not its members, and those of its members."""
+    members = cls.__members__
+    kept = {
+        name: value
+        for name, value in attributes.items()
+        if name not in _OF_THE_METACLASS and name not in members
+    }
+    return {
+        "attributes": kept,
+        "members": {label: _own_attributes(each) for label, each in members.items()},
+    }
+
+
+def _own_attributes(member: enum.Enum) -> dict[str, Any]:
+    attributes = {name: each for name, each in vars(member).items() if name not in _OF_A_MEMBER}
+    return {"_value_": member._value_, **attributes}

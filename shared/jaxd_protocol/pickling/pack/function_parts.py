@@ -1,0 +1,125 @@
+"""Functions, taken apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any, Final
+
+from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pickling.code_objects import place_of_code
+from jaxd_protocol.pickling.pack.interface import Packer
+from jaxd_protocol.pickling.unpack import pytest_asserts, rebuild
+
+__all__ = ["is_local_function", "reduce_function"]
+
+_OF_THE_MODULE: Final = frozenset(
+    {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
+)
+"""Globals that the module gets on the server."""
+
+_PYTEST: Final = "@pytest_ar"
+
+
+def is_local_function(function: FunctionType) -> bool:
+    """Whether a function reads globals of the user's own; its `__module__` may say otherwise."""
+    return is_local_module(function.__globals__.get("__name__"))
+
+
+def reduce_function(packer: Packer, function: FunctionType) -> Any:
+    """A reduce tuple: a local function by value, an installed one by name."""
+    if is_local_function(function):
+        made: tuple[Any, ...] = (
+            rebuild.make_function,
+            (
+                function.__code__,
+                packer.namespace(function.__globals__),
+                function.__name__,
+                _cells(packer, function),
+            ),
+        )
+        return packer.nested(
+            function, made, rebuild.fill_function, lambda: _state(function, _own(packer, function))
+        )
+    name = importable_name(function)
+    if name is not None:
+        return packer.by_name(function, name)
+    made = _library_function(packer, function)
+    return packer.nested(function, made, rebuild.fill_function, lambda: _state(function, {}))
+
+
+def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]:
+    """One that a library made, such as `optax.sgd(0.1).update`: the server's own code, if any."""
+    home = str(function.__globals__["__name__"])
+    cells = _cells(packer, function)
+    place = place_of_code(home, function.__code__)
+    if place is not None:
+        return rebuild.make_library_function, (place, function.__name__, cells)
+    return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
+
+
+def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:
+    closure = function.__closure__
+    return None if closure is None else tuple(packer.cell(cell) for cell in closure)
+
+
+def _globals(function: FunctionType) -> dict[str, Any]:
+    """The globals that the code names, and no others."""
+    namespace = function.__globals__
+    names = facts_of(function.__code__).names - _OF_THE_MODULE
+    found = {name: namespace[name] for name in sorted(names) if name in namespace}
+    if _PYTEST in found:
+        found[_PYTEST] = pytest_asserts
+    return found
+
+
+def _own(packer: Packer, function: FunctionType) -> dict[str, Any]:
+    """The globals that travel with it; those of an archive are there when it has been run."""
+    home = sys.modules.get(str(function.__globals__.get("__name__")))
+    archives = packer.archives
+    if archives is not None and home is not None and vars(home) is function.__globals__:
+        return {} if archives.name_of(home) is not None else _globals(function)
+    return _globals(function)
+
+
+def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    if found:
+        state["globals"] = found
+    if function.__closure__:
+        state["closure"] = tuple(_content(cell) for cell in function.__closure__)
+    if vars(function):
+        state["attributes"] = dict(vars(function))
+    more = _more(function)
+    if more:
+        state["more"] = more
+    return state
+
+
+def _content(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _more(function: FunctionType) -> dict[str, Any]:
+    """What differs from what a new function has by itself.
+
+    Annotations stay behind: they decide nothing, and may name anything.
+    """
+    code, namespace = function.__code__, function.__globals__
+    candidates: dict[str, tuple[Any, Callable[[], Any] | None]] = {
+        "__defaults__": (function.__defaults__, None),
+        "__kwdefaults__": (function.__kwdefaults__, None),
+        "__qualname__": (function.__qualname__, lambda: code.co_qualname),
+        "__module__": (function.__module__, lambda: namespace.get("__name__")),
+    }
+    return {
+        name: value
+        for name, (value, usual) in candidates.items()
+        if value != (None if usual is None else usual())
+    }

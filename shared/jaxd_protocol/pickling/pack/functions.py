@@ -1,0 +1,222 @@
+"""Functions to bytes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.errors import JaxdError, PackingError
+from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.pickling.pack.archives import archive_arguments
+from jaxd_protocol.pickling.pack.boxes import Box
+from jaxd_protocol.pickling.pack.function_parts import is_local_function
+from jaxd_protocol.pickling.pack.pickler import Pickler
+from jaxd_protocol.pickling.unpack.archives import add_archive
+from jaxd_protocol.pickling.unpack.content_table import ClassId
+from jaxd_protocol.pickling.unpack.private_modules import add_sources
+
+__all__ = ["Packed", "dump", "pack_function", "path_to"]
+
+_MANY: Final = 20
+
+
+class Packed(bytes):
+    """A packed object.
+
+    Attributes:
+        classes: `(module, qualified name)` to class, for each class of the user's own that was met
+            on the way, so that results can come back as instances of it.
+        objects: the same classes, and callables of the user's own that arguments held, by content
+            id.
+        installed: callables and classes of installed packages that arguments held, by the name
+            under which they were packed.
+    """
+
+    classes: dict[tuple[str, str], type]
+    objects: dict[bytes, Any]
+    installed: dict[tuple[str, str], Any]
+
+    @classmethod
+    def of(
+        cls,
+        data: bytes,
+        classes: dict[ClassId, type],
+        objects: dict[bytes, Any],
+        installed: dict[tuple[str, str], Any],
+    ) -> Packed:
+        """The bytes, with what was met."""
+        packed = cls(data)
+        packed.classes = {(name.module, name.qualname): found for name, found in classes.items()}
+        packed.objects = {**objects, **{name.content: found for name, found in classes.items()}}
+        packed.installed = installed
+        return packed
+
+
+def pack_function(function: Any, what: str, reach: Reach) -> Packed:
+    """A function, class or module, and all that it reaches, as bytes.
+
+    Args:
+        function: what the server is to have.
+        what: how to call it in an error, such as ``function 'step'``.
+        reach: of a finished walk over `function`.
+
+    Raises:
+        PackingError: when it reaches something that cannot travel; the message says what.
+    """
+    file = io.BytesIO()
+    pickler = Pickler(file, None, reach)
+    body = _Body(_body(pickler, function, reach))
+    dump(pickler, (pickler.blob, body, function), function, what)
+    return Packed.of(file.getvalue(), pickler.classes, {}, {})
+
+
+class _Body:
+    """A list whose items are found while it is written."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __reduce__(self) -> Any:
+        return list, (), None, self._items
+
+
+def _body(pickler: Pickler, function: Any, reach: Reach) -> Iterator[Any]:
+    """What is written ahead of the function, so that all it refers to is there already."""
+    if reach.archives is not None:
+        archive = archive_arguments(reach.archives.archive)
+        yield Box(reach, lambda: (add_archive, (pickler.blob, *archive)))
+    if reach.sources:
+        sources = dict(sorted(reach.sources.items()))
+        yield Box(reach, lambda: (add_sources, (pickler.blob, sources)))
+    modules = [reach.imports[name] for name in sorted(reach.imports)]
+    for value in (*_deepest_first(reach), *_carrying_modules(reach), function, *modules):
+        yield value
+        yield None  # see `completions`
+        yield from pickler.completions()
+
+
+def _deepest_first(reach: Reach) -> list[types.FunctionType]:
+    """Long chains of helpers from their end, so that they are not nested."""
+    found = [
+        each
+        for each in reversed([*reach.numbered, *reach.objects])
+        if type(each) is types.FunctionType
+    ]
+    return [each for each in found if is_local_function(each)] if len(found) > _MANY else []
+
+
+def _carrying_modules(reach: Reach) -> list[types.ModuleType]:
+    """Installed modules of which something is carried: import statements look for them."""
+    names = {
+        ".".join(name.split(".")[: count + 1])
+        for name in reach.carried
+        for count in range(name.count(".") + 1)
+    }
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
+    """Writes a value, and says what is wrong where that fails.
+
+    Args:
+        pickler: writes.
+        value: what is written.
+        root: where the path in an error begins.
+        what: how to call it.
+
+    Raises:
+        PackingError: when it cannot be written.
+        JaxdError: what objects of our own raise.
+    """
+    try:
+        pickler.dump(value)
+    except RecursionError as error:
+        raise PackingError(
+            f"{what} reaches a chain of objects that is too deep to pack. Break the chain, or "
+            "raise sys.setrecursionlimit."
+        ) from error
+    except JaxdError as error:
+        if type(error) is not PackingError:
+            raise
+        where = path_to(root, pickler.last)
+        raise PackingError(f"{what} cannot travel to the server: {where}: {error}") from error
+    except Exception as error:
+        culprit = pickler.last
+        raise PackingError(
+            f"{what} cannot travel to the server: {path_to(root, culprit)} is a "
+            f"{type(culprit).__qualname__}: {error}. Look for an open file, lock, generator or "
+            "connection among its globals, closure and defaults; make it inside the function, or "
+            "pass what it yields as an argument. What a module of your package makes when it is "
+            "imported need not travel with persistent_call(ship='source')."
+        ) from error
+
+
+_MAX_OBJECTS: Final = 200_000
+
+_ATOMS: Final = (bool, bytes, complex, float, int, str, type(None))
+
+
+def path_to(root: Any, target: Any) -> str:
+    """The shortest path; the type of the target where none is found."""
+    start = getattr(root, "__qualname__", None) or type(root).__qualname__
+    queue = deque([(root, start)])
+    seen = {id(root): root}
+    while queue and len(seen) < _MAX_OBJECTS:
+        value, path = queue.popleft()
+        if value is target:
+            return path
+        for step, child in _children(value):
+            if type(child) not in _ATOMS and id(child) not in seen:
+                seen[id(child)] = child
+                queue.append((child, path + step))
+    return f"something that {start} reaches"
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, MethodType):
+        yield from (("", value.__func__), (".__self__", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield from (("", value.func), ("", value.args), ("", value.keywords))
+    elif not isinstance(value, ModuleType):
+        yield from _attributes(value)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    namespace = function.__globals__
+    for name in sorted(facts_of(function.__code__).names):
+        value = namespace.get(name)
+        if isinstance(value, ModuleType):
+            yield from ((f" → {name}.{each}", item) for each, item in vars(value).items())
+        yield f" → {name}", value
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            yield f" → {name}", cell.cell_contents
+    yield " → its defaults", function.__defaults__
+    yield " → its defaults", function.__kwdefaults__
+    yield "", vars(function)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    attributes = getattr(value, "__dict__", None)
+    for name, attribute in dict(attributes or {}).items():
+        yield f".{name}", getattr(attribute, "__func__", attribute)
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            yield f".{name}", getattr(value, name, None)
+    if not isinstance(value, type):
+        yield ".__class__", type(value)

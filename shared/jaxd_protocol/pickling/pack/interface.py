@@ -1,0 +1,58 @@
+"""What the pickler does for those who take objects apart for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CellType, ModuleType
+from typing import Any, Protocol
+
+from jaxd_protocol.fingerprint.model import Archives
+from jaxd_protocol.pickling.unpack.content_table import ClassId
+
+Filler = Callable[[Any, Any], None]
+"""Completes an object with its state; both are on the server then."""
+
+
+class Packer(Protocol):
+    """Writes one function and all that it reaches.
+
+    Attributes:
+        blob: stands for the `Blob`.
+        carried, archives: as in `Reach`.
+    """
+
+    blob: Any
+    carried: dict[str, dict[str, Any]]
+    archives: Archives | None
+
+    def part_of(self, value: Any) -> set[Any] | None:
+        """The names that are read of it; None when it counts whole."""
+
+    def given_of(self, value: Any) -> dict[str, Any]:
+        """What stands for its attributes that are only given to be called back."""
+
+    def by_name(self, value: Any, name: tuple[str, str]) -> Any:
+        """An installed object under the name that leads to it."""
+
+    def class_id(self, cls: type) -> ClassId:
+        """What names a class by value."""
+
+    def nested(
+        self, value: Any, made: tuple[Any, ...], filler: Filler, state: Callable[[], Any]
+    ) -> Any:
+        """The reduce tuple of a function or class: first it is made, then completed."""
+
+    def cell(self, cell: CellType) -> Any:
+        """A cell of a function's closure."""
+
+    def namespace(self, namespace: dict[str, Any]) -> Any:
+        """The globals of a function: those of its module, where there is one."""
+
+    def names_of_module(self, module: ModuleType) -> set[str] | None:
+        """What is read of a local module; None when all of it can be."""
+
+    def carried_below(self, name: str) -> set[str]:
+        """The submodules of an installed package that lead to something carried."""
+
+    def if_possible(self, value: Any) -> Any:
+        """The value, or a placeholder when it cannot be packed: nobody may ever look at it."""

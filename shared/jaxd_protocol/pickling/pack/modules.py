@@ -1,0 +1,130 @@
+"""Modules, taken apart: the user's own in parts, installed ones by name."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from types import ModuleType
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pickling.names import find, name_of
+from jaxd_protocol.pickling.pack.interface import Packer
+from jaxd_protocol.pickling.unpack import patched_modules, rebuild
+
+__all__ = [
+    "StrayNamespace",
+    "reduce_module",
+    "reduce_stray",
+    "refuse_compiled",
+    "refuse_compiled_object",
+]
+
+_PYTHONS_OWN: Final = frozenset(
+    {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__"}
+    | {"__spec__"}
+)
+
+_EXTENSIONS: Final = tuple(EXTENSION_SUFFIXES)
+
+_missing: Final = object()
+
+
+class StrayNamespace:
+    """Globals that belong to no imported module: of `exec`, or of a module that was reloaded."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+
+
+def reduce_module(packer: Packer, module: ModuleType) -> Any:
+    """A reduce tuple."""
+    name = module.__name__
+    if not is_local_module(name):
+        return _installed(packer, module)
+    refuse_compiled(module)
+    made = rebuild.make_module, (packer.blob, *_description(vars(module), name), _listed(module))
+    return (*made, _content(packer, module), None, None, rebuild.fill_module)
+
+
+def reduce_stray(packer: Packer, stray: StrayNamespace) -> Any:
+    """As an empty module that nobody can import."""
+    name = str(stray.namespace.get("__name__"))
+    return rebuild.make_module, (packer.blob, *_description(stray.namespace, name), False)
+
+
+def _description(namespace: dict[str, Any], name: str) -> tuple[str, str | None, str]:
+    kind = "module"
+    if "__path__" in namespace:
+        kind = "package" if namespace.get("__file__") else "namespace"
+    package = namespace.get("__package__")
+    return name, package if isinstance(package, str) else None, kind
+
+
+def _listed(module: ModuleType) -> bool:
+    return sys.modules.get(module.__name__) is module
+
+
+def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
+    names = packer.names_of_module(module)
+    if names is None:
+        names = set(vars(module)) - _PYTHONS_OWN
+        names = {name for name in names if not name.startswith("@py")}
+        return {name: packer.if_possible(vars(module)[name]) for name in sorted(names)}
+    found = {name: _attribute(module, name) for name in sorted(names)}
+    kept = {name: value for name, value in found.items() if value is not _missing}
+    return kept | packer.given_of(module)
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    value = vars(module).get(name, _missing)
+    if value is _missing and "__getattr__" in vars(module):
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            return _missing
+    return value
+
+
+def _installed(packer: Packer, module: ModuleType) -> Any:
+    """By name, together with what its reached attributes are here."""
+    attributes = dict(sorted(packer.carried.get(module.__name__, {}).items()))
+    for below in sorted(packer.carried_below(module.__name__)):
+        child = vars(module).get(below)
+        if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
+            attributes.setdefault(below, child)
+    if not attributes:
+        stable = name_of(module.__name__, "")  # for the asserts that pytest rewrites
+        if stable is not None:
+            return find, (stable,)
+        return patched_modules.installed_module, (module.__name__,)
+    return patched_modules.overlay, (packer.blob, module.__name__, attributes)
+
+
+def refuse_compiled(module: object) -> None:
+    """Raises for a compiled module of the user's own.
+
+    Raises:
+        PackingError: with its file, and what to do.
+    """
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", None)
+    if isinstance(file, str) and file.endswith(_EXTENSIONS) and is_local_module(name):
+        raise PackingError(
+            f"module {name} is a compiled extension ({file}), which cannot travel. Install its "
+            "package where the server runs and here, so that it travels by name, or call it "
+            "outside of the function; extra_key='...' tells one build of it from the next."
+        )
+
+
+def refuse_compiled_object(value: Any) -> None:
+    """Raises for a function, class or instance that such a module has made.
+
+    Raises:
+        PackingError: as `refuse_compiled`.
+    """
+    cls = type(value)
+    for home in (getattr(value, "__module__", None), cls.__module__):
+        if isinstance(home, str):
+            refuse_compiled(sys.modules.get(home))

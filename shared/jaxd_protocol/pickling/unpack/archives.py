@@ -1,0 +1,186 @@
+"""Packages that travel as source: what is in them is named, and made on the server by running them.
+
+An archive runs once in a process, whichever functions and arguments name it, so its classes are one
+class each there. It lives as long as something that it made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from types import CodeType, ModuleType
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.archives.local import IMPORTLIB, archive_of, archived_id, look
+from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.model import Archive, Name, Source
+from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.pickling.unpack.patched_modules import Overlay
+from jaxd_protocol.pickling.unpack.private_modules import Blob, NotShipped
+
+__all__ = [
+    "ArrivedArchive",
+    "add_archive",
+    "find_archived",
+    "id_in_archive",
+]
+
+
+class ArrivedArchive(Blob):
+    """A client's packages on the server, each module run when it is first imported.
+
+    Args:
+        archive: their source.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        super().__init__()
+        self.archive = archive
+        self.sources.update(archive.sources)
+        self._named: dict[int, tuple[Any, Name]] = {}
+        self._import_module = self.import_module  # one object: the walk names it
+        self._special: dict[str, Callable[[ModuleType], ModuleType]] = {
+            IMPORTLIB: lambda real: Overlay(real, {"import_module": self._import_module}),
+            "sys": lambda real: Overlay(real, {"modules": ChainMap(self._executed, sys.modules)}),
+            "jaxd": lambda real: Overlay(real, {"persistent_call": _plainly}),
+        }
+
+    # what a walk asks --------------------------------------------------------------------------
+
+    def has(self, module: str, is_local: bool = False) -> bool:
+        """Whether a module is in the archive."""
+        top = module.partition(".")[0]
+        return any(name.partition(".")[0] == top for name in self.sources)
+
+    def name_of(self, value: Any) -> Name | None:
+        """The name by which a function or argument has asked for this very object."""
+        found = self._named.get(id(value))
+        return None if found is None else found[1]
+
+    def module(self, name: str) -> ModuleType | None:
+        """A module of the archive that has been run."""
+        return self._executed.get(name)
+
+    # what code asks ----------------------------------------------------------------------------
+
+    def find(self, name: Name) -> Any:
+        """The object of that name, running what has to be run.
+
+        Raises:
+            PackingError: when the source does not make it.
+            Exception: whatever the user's modules raise when they are run.
+        """
+        home, inner = name
+        if home == IMPORTLIB:
+            real = importlib.import_module(IMPORTLIB)
+            found = self._import_module if inner else self.special(real)
+        else:
+            found = self._load(home)
+            found = look(found, inner) if inner else found
+        if found is MISSING:
+            raise PackingError(
+                f"the source of {home} does not make {inner}: it was put there after the import. "
+                "Pass it as an argument, or leave ship= out."
+            )
+        self._named[id(found)] = (found, name)
+        return found
+
+    def import_module(self, name: str, package: str | None = None) -> ModuleType:
+        """Stands for `importlib.import_module` in the code of the archive."""
+        level = len(name) - len(name.lstrip("."))
+        full = name[level:]
+        if level:
+            home = (package or "").split(".")
+            base = ".".join(home[: len(home) - level + 1])
+            full = f"{base}.{full}" if full else base
+        if self.has(full):
+            return self._load(full)
+        try:
+            return self.special(importlib.import_module(full))
+        except ModuleNotFoundError as error:
+            if error.name != full.partition(".")[0]:
+                raise
+            raise NotShipped(
+                f"no module named {full!r} came with this function, and none is installed on the "
+                f"server. Write 'import {full.partition('.')[0]}' in the function or in a module "
+                "of its package, so that it is sent as well."
+            ) from error
+
+    def special(self, module: ModuleType) -> ModuleType:
+        """A module of the server's own; those that know of modules are this archive's."""
+        name = module.__name__
+        if name in self._special and name not in self.overlays:
+            self.overlays[name] = self._special[name](module)
+        return super().special(module)
+
+
+def _plainly(function: Any = None, /, **_: Any) -> Any:
+    """`persistent_call` on the server, where a persistent function is the function itself."""
+    return (lambda each: each) if function is None else function
+
+
+_archives: Final[WeakValueDictionary[bytes, ArrivedArchive]] = WeakValueDictionary()
+_lock: Final = threading.Lock()  # guards _archives
+
+
+def add_archive(
+    blob: Blob,
+    content: bytes,
+    sources: Mapping[str, tuple[CodeType, bool]],
+    packages: tuple[tuple[str, str, bytes], ...],
+) -> None:
+    """Gives a function its packages.
+
+    Raises:
+        PackingError: when they are not what they are named by.
+    """
+    with _lock:
+        found = _archives.get(content)
+    if found is None:
+        archive = archive_of(
+            {name: Source(*source) for name, source in sources.items()},
+            tuple(Package(*package) for package in packages),
+        )
+        if archive.content != content:
+            raise PackingError("a source archive is not what it is named by: send it again.")
+        with _lock:
+            found = _archives.setdefault(content, ArrivedArchive(archive))
+    blob.arrived = found
+
+
+def find_archived(content: bytes, module: str, name: str) -> Any:
+    """An object of an archive that came with a function.
+
+    Raises:
+        PackingError: when no function of that archive is here.
+    """
+    with _lock:
+        found = _archives.get(content)
+    if found is None:
+        raise PackingError(
+            f"an argument needs {module}.{name} of a source archive that the server does not have "
+            "any more. Call the function again."
+        )
+    return found.find((module, name))
+
+
+def id_in_archive(value: Any) -> bytes | None:
+    """The id of a class or callable that an archive has made in this process."""
+    try:
+        home, inner = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
+        return None
+    if not isinstance(home, str) or not isinstance(inner, str):
+        return None
+    with _lock:
+        found = list(_archives.values())
+    for each in found:
+        module = each.module(home)
+        if module is not None and look(module, inner) is value:
+            return archived_id(each.archive.content, (home, inner))
+    return None

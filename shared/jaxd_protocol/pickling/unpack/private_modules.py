@@ -1,0 +1,207 @@
+"""The private world of one packed function: its own modules, seen by nobody else.
+
+Two versions of a user's module live side by side on a server, and neither is in `sys.modules`.
+Functions of a blob have builtins of their own, whose `__import__` looks here first.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from types import CodeType, ModuleType
+from typing import Any
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.packages.installed import is_local_file
+
+__all__ = ["Blob", "NotShipped", "add_sources", "make_blob"]
+
+
+class NotShipped(PackingError, ModuleNotFoundError):
+    """Code on the server imports a module of the user's own that did not come with it."""
+
+
+class Blob:
+    """The modules that came with one function, and how its code imports.
+
+    Safe to use from several threads.
+
+    Attributes:
+        modules: the user's modules that came as values, complete or in part, by name.
+        sources: those that came as source, to be run at the first import.
+        overlays: installed modules of which some attributes came along, by name.
+        namespaces: those of `modules` that are namespace packages.
+        builtins: what `__builtins__` is in these modules.
+        kept: objects that only weak references lead to.
+        arrived: the user's packages that came as a whole, to be run when they are imported.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+        self.sources: dict[str, Source] = {}
+        self.overlays: dict[str, ModuleType] = {}
+        self.namespaces: set[str] = set()
+        self.kept: list[Any] = []
+        self.arrived: Blob | None = None
+        self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
+        self._executed: dict[str, ModuleType] = {}
+        self._lock = threading.RLock()  # guards _executed, while a source runs
+
+    def make_module(self, name: str, package: str | None, is_package: bool) -> ModuleType:
+        """An empty module whose code imports through this blob."""
+        module = ModuleType(name)
+        content = vars(module)
+        content["__builtins__"] = self.builtins
+        content["__package__"] = package
+        if is_package:
+            content["__path__"] = []
+        return module
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002  as Python calls it
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Stands for `builtins.__import__` in the code of this blob."""
+        full = _absolute(name, globals or {}, level)
+        if not self._is_ours(full):
+            archive = self.arrived
+            if archive is not None and archive._is_ours(full):
+                return archive._import(full, globals, locals, fromlist)
+            module = self.special(builtins.__import__(full, globals, locals, fromlist or (), 0))
+            return module if archive is None else archive.special(module)
+        module = self._load(full)
+        wanted = fromlist or ()
+        if "*" in wanted:
+            wanted = vars(module).get("__all__", ())
+        for item in wanted:
+            self._load_from(module, full, item)
+        return module if fromlist else self._load(full.partition(".")[0])
+
+    def special(self, module: ModuleType) -> ModuleType:
+        """A module of the server's own, as the code of this blob has it."""
+        return self.overlays.get(module.__name__, module)
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self.modules or name in self.sources:
+            return True
+        top = name.partition(".")[0]
+        if top in self.namespaces:
+            return False  # other distributions may have parts of it
+        return any(known.partition(".")[0] == top for known in (*self.modules, *self.sources))
+
+    def _load(self, name: str) -> ModuleType:
+        found = self.modules.get(name)
+        if found is None:
+            with self._lock:  # another thread may be running its source
+                found = self._executed.get(name)
+        if found is not None:
+            return found
+        parent, _, last = name.rpartition(".")
+        package = self._load(parent) if parent else None
+        if name not in self.sources:
+            if any(known.startswith(name + ".") for known in (*self.modules, *self.sources)):
+                return self._bare_package(name, package, last)
+            raise NotShipped(
+                f"no module named {name!r} came with this function: it was not seen that it is "
+                f"imported. Write 'import {name}' where the function's code can be read, at the "
+                "top of its file or in its body, instead of computing the name; or send whole "
+                "packages with persistent_call(ship='source')."
+            )
+        module = self._execute(name)
+        if package is not None:
+            vars(package).setdefault(last, module)
+        return module
+
+    def _bare_package(self, name: str, parent: ModuleType | None, last: str) -> ModuleType:
+        """A package of which only submodules came."""
+        with self._lock:
+            module = self._executed.get(name)
+            if module is None:
+                module = self._executed[name] = self.make_module(name, name, True)
+        if parent is not None:
+            vars(parent).setdefault(last, module)
+        return module
+
+    def _execute(self, name: str) -> ModuleType:
+        """Runs a module's source, once; circular imports see it half done, as in Python."""
+        with self._lock:
+            if name in self._executed:
+                return self._executed[name]
+            source = self.sources[name]
+            package = name if source.is_package else name.rpartition(".")[0]
+            module = self.make_module(name, package, source.is_package)
+            vars(module)["__file__"] = source.code.co_filename
+            self._executed[name] = module
+            try:
+                with _visible(name, module):
+                    exec(source.code, vars(module))  # noqa: S102  it is what an import does
+            except BaseException:
+                del self._executed[name]
+                raise
+            return module
+
+    def _load_from(self, module: ModuleType, name: str, item: str) -> None:
+        """Makes `from name import item` find a submodule."""
+        full = f"{name}.{item}"
+        if not hasattr(module, item) and (full in self.modules or full in self.sources):
+            vars(module).setdefault(item, self._load(full))
+
+
+@contextmanager
+def _visible(name: str, module: ModuleType) -> Iterator[None]:
+    """While a module runs, `sys.modules` has it: `dataclasses` looks there for annotations.
+
+    Not where the name means something else, to this process or on its disk.
+    """
+    if name in sys.modules or _is_installed(name.partition(".")[0]):
+        yield
+        return
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
+def _is_installed(top: str) -> bool:
+    """Whether an import of this name would find something that is not the user's own."""
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and not (spec.has_location and is_local_file(spec.origin or ""))
+
+
+def make_blob() -> Blob:
+    """An empty one."""
+    return Blob()
+
+
+def _absolute(name: str, namespace: Mapping[str, Any], level: int) -> str:
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    parts = package.split(".") if package else []
+    if len(parts) < level:
+        raise ImportError("attempted relative import beyond top-level package")
+    base = ".".join(parts[: len(parts) - level + 1])
+    return f"{base}.{name}" if name else base
+
+
+def add_sources(blob: Blob, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
+    """Modules that are run when they are first imported."""
+    blob.sources.update({name: Source(*source) for name, source in sources.items()})

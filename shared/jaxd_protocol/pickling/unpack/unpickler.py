@@ -1,0 +1,103 @@
+"""Packed bytes, read: on the server, and only from authenticated clients."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from jaxd_protocol.errors import MissingPackage
+from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.pickling.unpack.archives import ArrivedArchive
+from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
+from jaxd_protocol.pickling.unpack.permission import doors
+from jaxd_protocol.pickling.unpack.private_modules import Blob
+
+__all__ = ["Unpacked", "interned", "interned_class", "unpack", "unpack_function"]
+
+
+class Unpacked(NamedTuple):
+    """A function that has arrived.
+
+    Attributes:
+        function: with modules, classes and builtins of its own.
+        modules: the user's modules that came with it, complete or in part, by name, and those
+            installed ones of which some attributes came.
+        sources: the user's modules that are run when code first imports them.
+        overlays: installed modules of which some attributes came along, by name; the user's code
+            gets these where it imports them.
+        archives: the user's packages that came as source.
+    """
+
+    function: Any
+    modules: dict[str, ModuleType]
+    sources: dict[str, Source]
+    overlays: dict[str, ModuleType]
+    archives: ArrivedArchive | None = None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        """What was written instead of an object is that object."""
+        return pid
+
+    def find_class(self, module: str, name: str) -> Any:
+        """As pickle does, with numpy's modules under the names of either major version."""
+        try:
+            return super().find_class(module, name)
+        except ModuleNotFoundError as error:
+            old, new = "numpy.core", "numpy._core"
+            for given, other in ((new, old), (old, new)):
+                if module == given or module.startswith(given + "."):
+                    return super().find_class(other + module[len(given) :], name)
+            if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+                raise  # the module is there, and something that it imports is not
+            raise MissingPackage(
+                f"a function or an argument needs {module}.{name}, and {error.name} is not "
+                "installed on the server. Install it where the server runs."
+            ) from error
+
+
+def unpack_function(data: bytes | memoryview) -> Unpacked:
+    """The function that `pack_function` has packed.
+
+    Raises:
+        PackingError: when the server's libraries have no such code.
+        MissingPackage: when the server does not have a package that the function uses.
+        Exception: whatever code of the user's raises that runs when objects are made again.
+    """
+    with server_table.making():
+        blob, _, function = _load(data, ())
+    assert isinstance(blob, Blob)
+    assert isinstance(blob.arrived, ArrivedArchive | None)
+    return Unpacked(function, blob.modules, blob.sources, blob.overlays, blob.arrived)
+
+
+def interned(content: bytes, data: bytes) -> Any:
+    """A callable or class of an argument: the same object whenever the content is the same."""
+    return server_table.callable_of(content, lambda: unpack_function(data).function)
+
+
+def interned_class(name: tuple[bytes, str, str], data: bytes) -> type:
+    """A class of the user's own that an argument holds an instance of."""
+    found = server_table.find_class(ClassId(*name))
+    if found is None:
+        made: Any = unpack_function(data).function
+        found = server_table.find_class(ClassId(*name)) or made
+    return found
+
+
+def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
+    """The object that `pack` has packed; also what `cloudpickle.dumps` has.
+
+    Raises:
+        Exception: as `unpack_function`.
+    """
+    return _load(data, buffers)
+
+
+def _load(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    doors.require_open("packed code or objects")
+    return _Unpickler(io.BytesIO(data), buffers=buffers).load()

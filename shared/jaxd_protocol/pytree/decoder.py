@@ -1,0 +1,384 @@
+"""A skeleton, understood: which leaves a tree has and how to put it together again.
+
+    N                              None
+    T L count children             tuple, list
+    D M count (key child)*         dict, OrderedDict; keys are literals
+    U class fields children        a named tuple; class and fields are literals
+    O class state                  an object: its class by name, its attributes as a dict
+                                   (only towards a client)
+    G class aux count children     a node as jax's registry of classes knows it
+                                   (only towards a client)
+    J child                        jax's structure of a tree (only towards a client)
+    S literal                      a static value
+    R literal                      a reference to something that is no data, see `references`
+                                   (only towards a client)
+    Q length bytes                 a pickled static value (only towards a server)
+    X name static                  a part of an argument that jax cannot trace, static without being
+                                   declared: what to call it, a literal; then S or Q (only
+                                   towards a server)
+    V outline length bytes count children
+                                   an object that jax takes apart: a literal that says what it
+                                   looks like, see `forms`; the rest of it, packed; its leaves in
+                                   jax's order (only towards a server)
+    Z spec                         an array of `float0`, which jax gives for what has no derivative;
+                                   as that of a leaf, but there is no data
+    A K F I B C P …                leaves, see `leaves`
+
+A class is a literal of module and qualified name; towards a client its content id follows when
+it is the user's own, and its numbers in functions (see `references`). Reading a skeleton runs no
+code that it names: classes and references are looked up by the caller's functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from types import MemberDescriptorType
+from typing import Any, Final, Protocol
+
+from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.pytree.leaves import Leaf, load_spec, no_derivative
+from jaxd_protocol.pytree.literals import load_literal
+from jaxd_protocol.pytree.references import Reference, load_reference
+
+__all__ = [
+    "COUNT",
+    "Build",
+    "FindClass",
+    "NoData",
+    "Own",
+    "Reader",
+    "Unflatten",
+    "Unpickle",
+    "default_of",
+    "restore",
+]
+
+COUNT: Final = struct.Struct("!I")
+
+Build = Callable[[Iterator[Any]], Any]
+FindClass = Callable[..., type]
+Unpickle = Callable[[bytes], Any]
+Unflatten = Callable[[list[Any]], Any]
+
+
+class Own(Protocol):
+    """What a process has of its own that a peer's tree may be made of."""
+
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
+        """What gives the object of a reference, each time a tree is built.
+
+        The reference is part of instances of the `holders`, outermost first, and is in the
+        attribute `field` of the last one if that has attributes.
+        """
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        """What makes an instance of a class that is registered with jax: of aux data, children."""
+
+    def structure(self, tree: Any) -> Any:
+        """The structure of a tree, as jax has it."""
+
+
+class NoData(Iterator[Any]):
+    """Leaves of which no object can be made: its class may look at them."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._leaves = iter(leaves)
+
+    def __next__(self) -> Any:
+        return next(self._leaves)
+
+
+class Reader:
+    """Walks a skeleton once; `leaves` fills up as `node` goes."""
+
+    def __init__(
+        self,
+        data: bytes,
+        find_class: FindClass,
+        unpickle: Unpickle | None = None,
+        own: Own | None = None,
+        open_template: Callable[[bytes], Unflatten] = lambda _: list,
+        close: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        self.data = data
+        self.at = 0
+        self.leaves: list[Leaf] = []
+        self._find_class = find_class
+        self._unpickle = unpickle
+        self._own = own
+        self._holders: tuple[type, ...] = ()
+        self._field = ""
+        self._open_template = open_template
+        self._close = close
+
+    def node(self) -> Build:
+        """The function that rebuilds the node beginning here."""
+        tag = chr(self.data[self.at])
+        self.at += 1
+        read = _NODES.get(tag)
+        if read is None:
+            raise ProtocolError(f"a tree's skeleton has an unknown tag {tag!r}.")
+        return read(self, tag)
+
+    def literal(self) -> Any:
+        """The plain value that stands here."""
+        value, self.at = load_literal(self.data, self.at)
+        return value
+
+    def count(self) -> int:
+        """The number that stands here, which is less than what is left to read."""
+        (count,) = COUNT.unpack_from(self.data, self.at)
+        self.at += COUNT.size
+        if count > len(self.data) - self.at:
+            raise ProtocolError("a tree's skeleton announces more than it holds.")
+        return int(count)
+
+    def packed(self) -> bytes:
+        """The bytes that stand here, behind their number."""
+        end = self.at + COUNT.size + self.count()
+        data, self.at = self.data[self.at : end], end
+        return data
+
+    def _names(self) -> tuple[str, ...]:
+        names = self.literal()
+        if type(names) is not tuple or not all(type(name) is str for name in names):
+            raise ProtocolError("a tree's skeleton has something else where names belong.")
+        return names
+
+    def _class(self) -> tuple[str, str, tuple[Any, ...]]:
+        """Module and qualified name, and what else is said of one of the user's own."""
+        name = self.literal()
+        if type(name) is not tuple or tuple(map(type, name)) not in _CLASS_NAMES:
+            raise ProtocolError("a tree's skeleton has something else where a class belongs.")
+        return name[0], name[1], name[2:]
+
+    def _none(self, tag: str) -> Build:
+        return lambda leaves: None
+
+    def _sequence(self, tag: str) -> Build:
+        children = [self.node() for _ in range(self.count())]
+        if all(child is next for child in children):
+            made, count = (list if tag == "L" else tuple), len(children)
+            return lambda leaves: made(islice(leaves, count))
+        if tag == "L":
+            return lambda leaves: [child(leaves) for child in children]
+        return lambda leaves: tuple([child(leaves) for child in children])
+
+    def _mapping(self, tag: str) -> Build:
+        pairs = [(self.literal(), self.node()) for _ in range(self.count())]
+        if tag == "D" and all(child is next for _, child in pairs):
+            keys = [key for key, _ in pairs]
+            return lambda leaves: dict(zip(keys, leaves, strict=False))
+        if tag == "D":
+            return lambda leaves: {key: child(leaves) for key, child in pairs}
+        return lambda leaves: OrderedDict([(key, child(leaves)) for key, child in pairs])
+
+    def _named_tuple(self, tag: str) -> Build:
+        module, name, content = self._class()
+        fields = self._names()
+        cls: Any = self._find_class(module, name, fields, *content)
+        children = [self.node() for _ in fields]
+        return lambda leaves: cls._make([child(leaves) for child in children])
+
+    def _object(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent an object where only data is allowed.")
+        module, name, content = self._class()
+        cls = self._find_class(module, name, None, *content)
+        if self.data[self.at : self.at + 1] != b"D":
+            raise ProtocolError("a tree's skeleton has an object without attributes.")
+        self.at += 1
+        state, is_own = {}, bool(content)
+        for _ in range(self.count()):
+            name = self.literal()
+            state[name] = self._within(cls, str(name))
+        return lambda leaves: restore(
+            cls, {name: child(leaves) for name, child in state.items()}, is_own=is_own
+        )
+
+    def _within(self, holder: type, field: str = "") -> Build:
+        """A node that is part of an object."""
+        before = self._holders, self._field
+        self._holders, self._field = (*self._holders, holder), field
+        try:
+            return self.node()
+        finally:
+            self._holders, self._field = before
+
+    def _static(self, tag: str) -> Build:
+        value = self.literal()
+        return lambda leaves: value
+
+    def _reference(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent a reference where only data is allowed.")
+        reference = load_reference(self.literal())
+        get = self._own.getter(reference, self._holders, self._field)
+        return lambda leaves: get()
+
+    def _registered(self, tag: str) -> Build:
+        if self._own is None:
+            raise ProtocolError("the peer sent a registered node where only data is allowed.")
+        module, name, content = self._class()
+        cls = self._find_class(module, name, None, *content)
+        unflatten = self._own.unflattener(cls)
+        aux = self._within(cls)
+        children = [self._within(cls) for _ in range(self.count())]
+        return lambda leaves: unflatten(aux(leaves), [child(leaves) for child in children])
+
+    def _structure(self, tag: str) -> Build:
+        own = self._own
+        if own is None:
+            raise ProtocolError("the peer sent a structure where only data is allowed.")
+        child = self.node()
+        return lambda leaves: own.structure(child(leaves))
+
+    def _pickled_static(self, tag: str) -> Build:
+        data = self.packed()
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        value = self._unpickle(data)
+        return lambda leaves: value
+
+    def _static_leaf(self, tag: str) -> Build:
+        self.literal()
+        if self.data[self.at : self.at + 1] not in (b"S", b"Q"):
+            raise ProtocolError(
+                "a tree's skeleton has something else where a static value belongs."
+            )
+        value = self._close(self.node()(iter(())))
+        return lambda leaves: value
+
+    def _template(self, tag: str) -> Build:
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        self.literal()
+        unflatten = self._open_template(self.packed())
+        children = [self.node() for _ in range(self.count())]
+
+        def build(leaves: Iterator[Any]) -> Any:
+            found = [child(leaves) for child in children]
+            return found if type(leaves) is NoData else unflatten(found)
+
+        return build
+
+    def _scalar(self, tag: str) -> Build:
+        return self._leaf(Leaf(tag))
+
+    def _array(self, tag: str) -> Build:
+        impl = self.literal() if tag == "K" else ""
+        dtype, shape, weak, self.at = load_spec(self.data, self.at)
+        return self._leaf(Leaf(tag, dtype, shape, weak, impl))
+
+    def _without_data(self, tag: str) -> Build:
+        _, shape, _, self.at = load_spec(self.data, self.at)
+
+        return lambda leaves: no_derivative(shape)
+
+    def _pickled(self, tag: str) -> Build:
+        if self._unpickle is None:
+            raise ProtocolError("the peer sent code where only data is allowed.")
+        (buffers,) = COUNT.unpack_from(self.data, self.at)
+        self.at += COUNT.size
+        return self._leaf(Leaf(tag, buffers=buffers))
+
+    def _leaf(self, leaf: Leaf) -> Build:
+        self.leaves.append(leaf)
+        return next
+
+
+_CLASS_NAMES: Final = ((str, str), (str, str, bytes), (str, str, bytes, tuple))
+
+_NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
+    "N": Reader._none,
+    "T": Reader._sequence,
+    "L": Reader._sequence,
+    "D": Reader._mapping,
+    "M": Reader._mapping,
+    "U": Reader._named_tuple,
+    "O": Reader._object,
+    "S": Reader._static,
+    "R": Reader._reference,
+    "G": Reader._registered,
+    "J": Reader._structure,
+    "Q": Reader._pickled_static,
+    "X": Reader._static_leaf,
+    "V": Reader._template,
+    "Z": Reader._without_data,
+    "A": Reader._array,
+    "K": Reader._array,
+    "F": Reader._scalar,
+    "I": Reader._scalar,
+    "B": Reader._scalar,
+    "C": Reader._scalar,
+    "P": Reader._pickled,
+}
+
+
+def default_of(cls: Any, name: str, missing: Any) -> Any:
+    """The default of the parameter of that name by which instances of a class are made.
+
+    Both ends ask their own class, so that neither takes the other's word for a callable.
+
+    Args:
+        cls: a dataclass, or any class with a signature.
+        name: of a parameter and of the attribute that it sets.
+        missing: what is returned when there is none.
+    """
+    field = getattr(cls, "__dataclass_fields__", {}).get(name)
+    if field is not None and type(field.default).__name__ != "_MISSING_TYPE":
+        return field.default
+    from inspect import Parameter, signature  # few results have such attributes
+
+    try:
+        parameter = signature(cls).parameters.get(name)
+    except (TypeError, ValueError):  # written in C
+        return missing
+    if parameter is None or parameter.default is Parameter.empty:
+        return missing
+    return parameter.default
+
+
+def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
+    """An instance with these attributes, made as `pickle` makes one: without `__init__`.
+
+    Nothing but `__new__` of the class is run, and not even that unless it is a class of the
+    process's own: no property, and no `__setattr__`.
+    """
+    try:
+        instance = cls.__new__(cls) if is_own else object.__new__(cls)
+    except Exception as error:
+        raise ResultError(
+            f"the result holds a {cls.__qualname__}, which cannot be made without arguments "
+            f"({error}). Return dicts, lists and tuples from the function."
+        ) from error
+    own = _own_attributes(instance)
+    for name, value in state.items():
+        slot = _slot(cls, name)
+        if slot is not None:
+            slot.__set__(instance, value)
+        elif own is not None and type(name) is str:
+            own[name] = value
+        else:
+            raise ProtocolError(f"a tree has an object whose class has no attribute {name!r}.")
+    return instance
+
+
+def _own_attributes(instance: Any) -> Any:
+    try:
+        return object.__getattribute__(instance, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _slot(cls: type, name: Any) -> MemberDescriptorType | None:
+    for base in cls.__mro__:
+        found = base.__dict__.get(name)
+        if found is not None:
+            return found if isinstance(found, MemberDescriptorType) else None
+    return None

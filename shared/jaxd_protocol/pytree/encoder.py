@@ -1,0 +1,248 @@
+"""Trees to skeleton, blob and buffers, in one walk.
+
+The skeleton is everything about a tree but its data. Two trees have equal skeletons exactly when
+they have the same structure, keys, static values, shapes, dtypes and weak types, so a server can
+use the bytes themselves as the first name of a call's signature.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.pytree.decoder import COUNT
+from jaxd_protocol.pytree.leaves import INLINE_BYTES, SCALARS, Leaf, aligned, array_spec, spec_bytes
+from jaxd_protocol.pytree.literals import dump_literal, is_literal
+
+__all__ = ["TreeEncoder"]
+
+_INT64: Final = 1 << 63
+_FLOAT: Final = SCALARS[b"F"].pack
+_INT: Final = SCALARS[b"I"].pack
+_BOOL: Final = SCALARS[b"B"].pack
+_COMPLEX: Final = SCALARS[b"C"].pack
+_PAD: Final = [bytes(n) for n in range(17)]
+
+
+class TreeEncoder:
+    """Collects one tree, or several that share their data, one `node` call each.
+
+    Subclasses say what becomes of values that are not plain (`other`).
+
+    Attributes:
+        buffers: the arrays above `INLINE_BYTES`, as flat byte views, in order.
+        owners: for each of them the number of its leaf; -1 when that is no plain array.
+        count: number of leaves so far.
+        types: how values of exactly these types are appended; others are `other`.
+    """
+
+    types: ClassVar[dict[type, Callable[[Any, Any], None]]]
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+        self.owners: list[int] = []
+        self._skeleton: list[bytes] = []
+        self._blob: list[bytes] = []
+        self._offset = 0
+        self.count = 0
+
+    @property
+    def skeleton(self) -> bytes:
+        """The structure of all nodes so far."""
+        return b"".join(self._skeleton)
+
+    @property
+    def blob(self) -> bytes:
+        """The numbers and small arrays of all nodes so far."""
+        return b"".join(self._blob)
+
+    def node(self, value: Any) -> None:
+        """Appends one tree."""
+        encode = self.types.get(type(value))
+        if encode is None:
+            self.other(value)
+        else:
+            encode(self, value)
+
+    def other(self, value: Any) -> None:
+        """Appends a value of a type that is not plain; the base class knows named tuples only."""
+        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            self._named_tuple(value)
+        else:
+            raise TypeError(f"{type(value).__name__} has no place in a tree")
+
+    def static(self, value: Any) -> None:
+        """Appends a literal as part of the structure."""
+        self._skeleton += (b"S", dump_literal(value))
+
+    def small(self, data: bytes) -> None:
+        """Puts bytes into the blob, at the next row."""
+        self.count += 1
+        offset = self._offset
+        start = aligned(offset)
+        if start != offset:
+            self._blob.append(_PAD[start - offset])
+        self._blob.append(data)
+        self._offset = start + len(data)
+
+    def large(self, data: memoryview) -> None:
+        """Puts the bytes of an array beside the message."""
+        self.owners.append(self.count)
+        self.count += 1
+        self.buffers.append(data)
+
+    def beside(self, *data: memoryview) -> None:
+        """Puts a leaf beside the message that is no array."""
+        self.count += 1
+        self.buffers += data
+        self.owners += [-1] * len(data)
+
+    def array(self, array: Any, weak: bool = False) -> None:
+        """Appends a numpy array; it must be C-contiguous and in native byte order."""
+        spec, size = array_spec(array.dtype, array.shape, weak)
+        self._skeleton.append(spec)
+        if size <= INLINE_BYTES:
+            self.small(array.tobytes())
+        else:
+            self.large(array.reshape(-1).view("u1").data)
+
+    def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        """Appends an array that is only bytes, in C order: numpy need not be there."""
+        self._skeleton.append(spec_bytes("A", dtype, shape))
+        if len(data) <= INLINE_BYTES:
+            self.small(bytes(data))
+        else:
+            self.large(data)
+
+    def key(self, impl: str, data: Any) -> None:
+        """Appends an array of PRNG keys: the implementation's name and the keys' numbers."""
+        spec, size = array_spec(data.dtype, data.shape)
+        self._skeleton += (b"K", dump_literal(impl), spec[1:])
+        if size <= INLINE_BYTES:
+            self.small(data.tobytes())
+        else:
+            self.beside(data.reshape(-1).view("u1").data)
+
+    def spec(self, leaf: Leaf) -> None:
+        """Appends an array, or PRNG keys, whose data is not in the message."""
+        self.count += 1
+        self._skeleton.append(_spec_of(leaf))
+
+    def specs_of(self, leaves: Sequence[Leaf], first: int, stop: int) -> None:
+        """Appends some of the leaves of a layout in the same way, which do not change."""
+        self.count += stop - first
+        self._skeleton.append(_specs_of(leaves, first, stop))
+
+    def specs(self, leaves: Iterable[Leaf]) -> None:
+        """Appends a tuple of such arrays."""
+        found = list(leaves)
+        self._skeleton += (b"T", COUNT.pack(len(found)))
+        for leaf in found:
+            self.spec(leaf)
+
+    def _none(self, value: None) -> None:
+        self._skeleton.append(b"N")
+
+    def _float(self, value: float) -> None:
+        self._skeleton.append(b"F")
+        self.small(_FLOAT(value))
+
+    def _int(self, value: int) -> None:
+        if -_INT64 <= value < _INT64:
+            self._skeleton.append(b"I")
+            self.small(_INT(value))
+        else:
+            self.static(value)  # jax will say that it overflows
+
+    def _bool(self, value: bool) -> None:
+        self._skeleton.append(b"B")
+        self.small(_BOOL(value))
+
+    def _complex(self, value: complex) -> None:
+        self._skeleton.append(b"C")
+        self.small(_COMPLEX(value.real, value.imag))
+
+    def _tuple(self, value: tuple[Any, ...]) -> None:
+        self._sequence(b"T", value)
+
+    def _list(self, value: list[Any]) -> None:
+        self._sequence(b"L", value)
+
+    def _sequence(self, tag: bytes, value: tuple[Any, ...] | list[Any]) -> None:
+        self._skeleton += (tag, COUNT.pack(len(value)))
+        for child in value:
+            self.node(child)
+
+    def _dict(self, value: dict[Any, Any]) -> None:
+        self._mapping(b"D", value)
+
+    def _ordered_dict(self, value: OrderedDict[Any, Any]) -> None:
+        self._mapping(b"M", value)
+
+    def _mapping(self, tag: bytes, value: dict[Any, Any]) -> None:
+        if not all(map(is_literal, value)):
+            return self.unusual_keys(value)
+        self._skeleton += (tag, COUNT.pack(len(value)))
+        for key, child in value.items():
+            self._skeleton.append(dump_literal(key))
+            self.node(child)
+        return None
+
+    def unusual_keys(self, value: dict[Any, Any]) -> None:
+        """Appends a mapping whose keys are not all literals."""
+        raise TypeError("a mapping's keys must be plain values such as strings or integers")
+
+    def class_name(self, cls: type) -> bytes:
+        """What stands for a class in the skeleton."""
+        return dump_literal((cls.__module__, cls.__qualname__))
+
+    def _named_tuple(self, value: Any) -> None:
+        cls = type(value)
+        self._skeleton += (b"U", self.class_name(cls), dump_literal(tuple(cls._fields)))
+        for child in value:
+            self.node(child)
+
+
+def _spec_of(leaf: Leaf) -> bytes:
+    """The bytes of a leaf; of those of a layout, which are the same in each step, found by name."""
+    found = _specs.get(id(leaf))
+    if found is not None and found[0] is leaf:
+        return found[1]
+    spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
+    if leaf.tag == "K":
+        spec = b"K" + dump_literal(leaf.impl) + spec[1:]
+    _specs[id(leaf)] = leaf, spec
+    return spec
+
+
+def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
+    """The bytes of several, found in the same way."""
+    key = id(leaves), first, stop
+    found = _runs.get(key)
+    if found is not None and found[0] is leaves:
+        return found[1]
+    specs = b"".join(map(_spec_of, leaves[first:stop]))
+    _runs[key] = leaves, specs
+    return specs
+
+
+_MAX_SPECS: Final = 1 << 14
+_specs: Final = BoundedDict[int, tuple[Leaf, bytes]](_MAX_SPECS)
+_MAX_RUNS: Final = 1 << 8
+_runs: Final = BoundedDict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]](_MAX_RUNS)
+
+TreeEncoder.types = {
+    type(None): TreeEncoder._none,
+    float: TreeEncoder._float,
+    int: TreeEncoder._int,
+    bool: TreeEncoder._bool,
+    complex: TreeEncoder._complex,
+    str: TreeEncoder.static,
+    bytes: TreeEncoder.static,
+    tuple: TreeEncoder._tuple,
+    list: TreeEncoder._list,
+    dict: TreeEncoder._dict,
+    OrderedDict: TreeEncoder._ordered_dict,
+}

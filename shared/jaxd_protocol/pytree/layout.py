@@ -1,0 +1,136 @@
+"""What one skeleton says: which leaves a tree has, where their data lies, and the tree of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.pytree.decoder import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
+from jaxd_protocol.pytree.leaves import Leaf, Placement, place_leaves
+
+__all__ = ["Layout", "parse_leaves", "parse_skeleton"]
+
+_MAX_PLACEMENTS: Final = 64
+
+
+class Layout:
+    """What one skeleton says.
+
+    Attributes:
+        leaves: in the order in which the tree is walked.
+        whole: where their data lies when all of it is in the message.
+    """
+
+    __slots__ = ("_build", "_placements", "leaves", "whole")
+
+    def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
+        self.leaves = tuple(leaves)
+        self.whole = place_leaves(self.leaves)
+        self._placements = BoundedDict[tuple[int, ...], Placement](_MAX_PLACEMENTS)
+        self._build = build
+
+    def without(self, absent: tuple[int, ...]) -> Placement:
+        """Where the data of the other leaves lies when that of some is not in the message."""
+        if not absent:
+            return self.whole
+        found = self._placements.get(absent)
+        if found is None:
+            found = self._placements[absent] = place_leaves(self.leaves, frozenset(absent))
+        return found
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """The tree with these values in place of its leaves.
+
+        Raises:
+            ProtocolError: when they are not as many.
+        """
+        if len(leaves) != len(self.leaves):
+            raise ProtocolError("a tree has not as many leaves as its skeleton says.")
+        return self._build(iter(leaves))
+
+    def outline(self, leaves: Sequence[Any]) -> Any:
+        """As `build`, for values that are no data: objects of classes are lists of their leaves."""
+        return self._build(NoData(leaves))
+
+
+def parse_skeleton(
+    skeleton: bytes,
+    find_class: FindClass,
+    unpickle: Unpickle | None = None,
+    own: Own | None = None,
+    open_template: Callable[[bytes], Unflatten] = lambda _: list,
+    close: Callable[[Any], Any] = lambda value: value,
+) -> Layout:
+    """Reads a skeleton.
+
+    Args:
+        skeleton: what a `TreeEncoder` wrote.
+        find_class: given module, qualified name, for a named tuple its fields (else None), and
+            the content id and the numbers where there are any: the class.
+        unpickle: reads pickled static values; None refuses them.
+        own: finds what references stand for, and makes registered nodes; None refuses both.
+        open_template: reads an object without its leaves, and gives what puts them into it.
+        close: makes of what jax cannot trace something that it takes for a part of the structure.
+
+    Raises:
+        ProtocolError: when it is not a skeleton.
+    """
+    reader = Reader(_checked(skeleton), find_class, unpickle, own, open_template, close)
+    return _parsed(reader, reader.node)
+
+
+def parse_leaves(skeleton: bytes, count: int) -> Layout:
+    """Reads the skeleton of a list of so many arrays and numbers, and of nothing else.
+
+    Raises:
+        ProtocolError: when it is another one.
+    """
+    reader = Reader(_checked(skeleton), _no_class)
+
+    def leaves() -> Build:
+        reader.at = 1
+        if skeleton[:1] != b"L" or reader.count() != count:
+            raise _no_leaves()
+        builds = [leaf() for _ in range(count)]
+        return lambda values: [build(values) for build in builds]
+
+    def leaf() -> Build:
+        if chr(skeleton[reader.at]) not in _LEAVES:
+            raise _no_leaves()
+        return reader.node()
+
+    return _parsed(reader, leaves)
+
+
+_LEAVES: Final = "AKFIBCZ"
+"""The tags of leaves that hold data; `Z` is one whose data need not be sent."""
+
+
+def _no_leaves() -> ProtocolError:
+    return ProtocolError(
+        "the server sent something else than the list of arrays that the program returns. "
+        "Install the same jaxd on both sides, and use a server that you trust."
+    )
+
+
+def _no_class(*_: Any) -> type:
+    raise _no_leaves()
+
+
+def _checked(skeleton: bytes) -> bytes:
+    if type(skeleton) is not bytes:
+        raise ProtocolError("a tree's skeleton is no bytes.")
+    return skeleton
+
+
+def _parsed(reader: Reader, read: Callable[[], Build]) -> Layout:
+    try:
+        build = read()
+    except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError("a tree's skeleton cannot be read.") from error
+    if reader.at != len(reader.data):
+        raise ProtocolError("a tree's skeleton has bytes behind its end.")
+    return Layout(reader.leaves, build)

@@ -1,0 +1,88 @@
+"""`jaxd demo`: what it says when it cannot run, its verdict, and its processes."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd.cli.__main__ import main
+from jaxd.cli.commands import demo
+from jaxd_protocol.errors import JaxdError
+
+RUN: dict[str, Any] = {"label": "a run", "accuracy": 0.98, "jax_here": False}
+JAXD = RUN | {"traces": 0, "compiles": 0}
+
+
+def test_without_the_extras_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A light installation has the command too; it ends in the line to type."""
+    find_spec = importlib.util.find_spec
+
+    def hidden(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name in {"jax", "sklearn"} else find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    assert main(["demo"]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("no jax and no sklearn here. Run: pip install 'jaxd[server,demo]'\n")
+
+
+@pytest.mark.parametrize("epochs", ["0", "-1", "many"])
+def test_a_number_of_epochs_that_makes_no_sense_is_a_usage_error(
+    epochs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and the offending word, as for any other command line."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "--epochs", epochs])
+    assert epochs in capsys.readouterr().err
+
+
+def test_a_second_process_without_trace_and_compile_is_a_success() -> None:
+    """Nothing is complained about."""
+    assert demo.complaints([JAXD | {"traces": 1, "compiles": 1}, JAXD, RUN]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong", "complaint"),
+    [
+        (1, {"traces": 1}, "The second process caused 1 traces"),
+        (1, {"compiles": 2}, "The second process caused 2 compiles"),
+        (2, {"accuracy": 0.5}, "50.0% of the test digits"),
+        (0, {"jax_here": True}, "imported jax"),
+    ],
+)
+def test_what_is_not_as_promised_is_complained_about(
+    number: int, wrong: dict[str, Any], complaint: str
+) -> None:
+    """A compile of the second process, a network that did not learn, and a heavy client."""
+    runs = [JAXD, JAXD, RUN]
+    runs[number] = runs[number] | wrong
+    (said,) = demo.complaints(runs)
+    assert complaint in said
+
+
+def test_a_process_that_fails_is_named_with_its_exit_code(
+    runtime: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says which run it was; what the process printed stands before it."""
+    monkeypatch.setattr("sys.executable", "false")
+    with pytest.raises(JaxdError, match=r"a run ended with code 1"):
+        demo.run_script("a run", "persistent", 1)
+
+
+def test_settings_that_would_spoil_the_comparison_do_not_reach_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain jax runs without a disk cache and jaxd with its server, whatever the user has set."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    monkeypatch.setenv("KEPT", "yes")
+    seen = demo.environment(JAXD_SERVER="unix:///there")
+    assert "JAX_COMPILATION_CACHE_DIR" not in seen
+    assert "JAXD_INLINE" not in seen
+    assert (seen["KEPT"], seen["JAXD_SERVER"]) == ("yes", "unix:///there")

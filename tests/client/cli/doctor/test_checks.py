@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING
+
+from jaxd.cli.doctor import connection, gpu, installation
+from jaxd.cli.doctor.checks import CHECKS, examine
+from jaxd.cli.doctor.context import Situation
+from jaxd.connection.settings import Settings
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_fresh_machine_has_nothing_bad(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server, no token and no directory are how everybody begins."""
+    monkeypatch.setattr(installation, "has_server_extra", lambda: True)
+    found = examine(Situation(Settings(), root=str(runtime)))
+    assert [check for check in found if check.state != "ok"] == []
+    assert [check.name for check in found][-1] == "connection"
+
+
+def test_every_check_is_in_the_list(runtime: Path) -> None:
+    """One that is written and not listed would never be made."""
+    written = {
+        value
+        for module in (gpu, installation)
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+        and isinstance(value, FunctionType)
+        and name != "has_gpu"
+        and not name.startswith("_")
+    }
+    assert written | {connection.local_server} == set(CHECKS)
+
+
+def test_nothing_is_changed(runtime: Path) -> None:
+    """Not even a folder is made."""
+    before = sorted(runtime.rglob("*"))
+    examine(Situation(Settings(), root=str(runtime)))
+    assert sorted(runtime.rglob("*")) == before

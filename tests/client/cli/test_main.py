@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from jaxd.cli.__main__ import _OWN as OWN
+from jaxd.cli.__main__ import _WITH_OWN_PARSER, main
+from jaxd.cli.commands import cache, serve, token
+from jaxd_protocol import __version__
+from jaxd_protocol.errors import ConfigurationError
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """With an example or more."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    said = capsys.readouterr().out
+    for name in (*OWN, *_WITH_OWN_PARSER, "examples:"):
+        assert name in said
+
+
+@pytest.mark.parametrize("name", [*OWN, *_WITH_OWN_PARSER])
+def test_the_page_on_configuration_has_every_command(name: str) -> None:
+    """With a row, or several."""
+    assert re.search(rf"^\| `jaxd {name}\b", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_command_has_help_with_an_example(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """One that can be copied."""
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert re.search(rf"^example: .*jaxd {name}", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the usual way."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"jaxd {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["dance"], ["status", "--nonsense"], ["status", "extra"], ["token", "--file"]]
+)
+def test_a_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """One line that says where to read on."""
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    said = capsys.readouterr().err
+    assert said.startswith("jaxd: ")
+    assert said.endswith("--help\n")
+    assert said.count("\n") == 1
+
+
+def test_an_error_is_one_line_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, with exit code 1."""
+    monkeypatch.setattr(token, "run", raising(ConfigurationError("wrong. Do that.")))
+    assert main(["token"]) == 1
+    assert capsys.readouterr() == ("", "jaxd: wrong. Do that.\n")
+
+
+def test_ctrl_c_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Quietly, as shells expect."""
+    monkeypatch.setattr(token, "run", raising(KeyboardInterrupt()))
+    assert main(["token"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def raising(error: BaseException) -> object:
+    """A command that does nothing but raise."""
+
+    def run(_: object) -> int:
+        raise error
+
+    return run
+
+
+def test_a_closed_pipe_is_no_traceback(runtime: Path) -> None:
+    """`jaxd … | head` reads what it wants and goes."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        said = stderr.read()
+    assert process.wait() != 0
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+
+
+@pytest.mark.parametrize("command", [serve, cache])
+def test_some_commands_read_their_own_words(
+    monkeypatch: pytest.MonkeyPatch, command: ModuleType
+) -> None:
+    """Whatever follows, also what looks like an option of ours."""
+    words: list[str] = []
+
+    def run(given: list[str]) -> int:
+        words.extend(given)
+        return 7
+
+    monkeypatch.setattr(command, "run", run)
+    name = command.__name__.rpartition(".")[2]
+    assert main([name, "--help", "--listen", "unix:///x", "more"]) == 7
+    assert words == ["--help", "--listen", "unix:///x", "more"]

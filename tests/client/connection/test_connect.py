@@ -1,0 +1,273 @@
+"""From an address to a connection."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from jaxd import errors
+from jaxd.connection import connect
+from jaxd.connection.connect import dial, open_connection, probe
+from jaxd.connection.settings import Settings
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.certificates import certificate_of, fingerprint_of, server_context
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.auth.handshake_slots import turn_away
+from tests.certificates import Pem, authority, signed
+from tests.live_server import TOKEN, LiveServer
+
+
+class Nobody:
+    """Answers nothing."""
+
+    def question(self, verb: str, args: tuple[Any, ...]) -> Any:
+        raise KeyError(verb)
+
+    def call_back(self, *_: Any) -> Any:
+        raise AssertionError("no call is open")
+
+    def event(self, *_: Any) -> None:
+        raise AssertionError("no call is open")
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+def test_an_open_connection_answers(live: LiveServer, scheme: str) -> None:
+    """And the welcome says what the server takes."""
+    address = Address.parse(live.unix if scheme == "unix" else live.tcp)
+    connection, welcome = open_connection(address, Settings(token=TOKEN), None, Nobody())
+    assert connection.alive
+    assert welcome["slots"] > 0
+    assert welcome["max_frame_bytes"] > 0
+    value, frame = connection.request("statistics", ())
+    assert value.startswith("{")
+    assert list(frame.buffers) == []
+    connection.shut()
+    assert not connection.alive
+
+
+def test_sockets_wait_without_end_and_without_delay(live: LiveServer) -> None:
+    """No timeout that a busy server would run into, no Nagle, and dead peers are noticed."""
+    connection, _ = open_connection(Address.parse(live.tcp), Settings(token=TOKEN), None, Nobody())
+    sock = connection._channel.stream.sock
+    assert sock.gettimeout() is None
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    connection.shut()
+
+
+def test_a_probe_tells_what_is_there(live: LiveServer) -> None:
+    """And leaves no connection behind."""
+    found = probe(Address.parse(live.tcp), Settings(token=TOKEN))
+    assert found["pid"] == live.worker_pid()
+    assert found["python"][0] == 3
+    assert "jax" in found["versions"]
+    assert "peer" not in found
+
+
+def test_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which address to use instead."""
+    monkeypatch.delattr(socket, "AF_UNIX")
+    with pytest.raises(errors.ConfigurationError, match="tcp://"):
+        probe(Address.unix("/tmp/any.sock"), Settings())
+
+
+def _silent(peer: socket.socket) -> None:
+    while peer.recv(4096):
+        pass
+
+
+def _hangs_up(peer: socket.socket) -> None:
+    peer.recv(1)
+
+
+def _strange_server(path: Path, behave: Callable[[socket.socket], None]) -> Thread:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as peer:
+            behave(peer)
+            if behave is not _hangs_up:
+                _silent(peer)
+
+    thread = Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def _refuses(peer: socket.socket) -> None:
+    reason = b'{"error": "Odd", "text": "because"}'
+    peer.sendall(len(reason).to_bytes(2, "big") + reason)
+
+
+@pytest.mark.parametrize(
+    ("behave", "error", "hint"),
+    [
+        (_silent, errors.NoServer, "jaxd status"),
+        (_hangs_up, errors.ProtocolError, "jaxd doctor"),
+        (lambda peer: peer.sendall(b"\0\x02{}"), errors.ProtocolError, None),
+        (lambda peer: peer.sendall(b"\0\x02[]"), errors.ProtocolError, None),
+        (lambda peer: peer.sendall(b"\xff\xff"), errors.ProtocolError, None),
+        (_refuses, errors.NoServer, "because"),
+    ],
+    ids=["silent", "hangs up", "empty", "list", "endless", "refuses"],
+)
+def test_a_strange_server(
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behave: Callable[[socket.socket], None],
+    error: type[Exception],
+    hint: str | None,
+) -> None:
+    """Each ends in a typed error, in time."""
+    monkeypatch.setattr(connect, "GREETING_S", 0.2)
+    thread = _strange_server(runtime / "s.sock", behave)
+    with pytest.raises(error, match=hint):
+        probe(Address.unix(f"{runtime}/s.sock"), Settings())
+    thread.join()
+
+
+Serve = Callable[[Callable[[socket.socket], None]], int]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server for one client; returns its port."""
+    threads: list[threading.Thread] = []
+
+    def start(behave: Callable[[socket.socket], None]) -> int:
+        listening = socket.create_server(("127.0.0.1", 0))
+
+        def accept() -> None:
+            with listening:
+                sock, _ = listening.accept()
+                with sock, suppress(OSError, EOFError):
+                    behave(sock)
+
+        threads.append(threading.Thread(target=accept))
+        threads[-1].start()
+        port: int = listening.getsockname()[1]
+        return port
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def has_no_room(sock: socket.socket) -> None:
+    """Says what a server does that takes nobody now, before TLS is there."""
+    turn_away(sock, None, errors.Busy("full."))
+
+
+def test_a_server_without_room_says_so_before_tls_is_there(serve: Serve) -> None:
+    """In an alert, which the client takes for what it is: it may come again."""
+    address = Address.tls("127.0.0.1", serve(has_no_room), "0" * 64)
+    with pytest.raises(errors.Busy, match="has no room"):
+        dial(address, Settings())
+
+
+def shows(pem: Pem) -> Callable[[socket.socket], None]:
+    """Shakes hands over TLS with that certificate, and sends back what comes."""
+
+    def behave(sock: socket.socket) -> None:
+        line = TlsSocket(sock, server_context(*pem), server_side=True)
+        line.do_handshake()
+        line.sendall(line.recv(99))
+
+    return behave
+
+
+def echo(address: Address, settings: Settings) -> bytes:
+    """What comes back."""
+    line = dial(address, settings)
+    line.settimeout(20)
+    line.sendall(b"word")
+    found = line.recv(99)
+    line.close()
+    return found
+
+
+PIN = fingerprint_of(certificate_of(signed().certificate))
+
+
+def test_a_certificate_that_the_address_names(serve: Serve) -> None:
+    """Whoever made it, and whatever name stands in it."""
+    port = serve(shows(signed()))
+    assert echo(Address.tls("127.0.0.1", port, PIN), Settings()) == b"word"
+
+
+def test_a_certificate_that_the_address_does_not_name(serve: Serve) -> None:
+    """The error comes before a byte of ours, and says what to do."""
+    heard: list[bytes] = []
+    done = threading.Event()
+
+    def behave(sock: socket.socket) -> None:
+        line = TlsSocket(sock, server_context(*authority()), server_side=True)
+        line.do_handshake()
+        heard.append(line.recv(99))
+
+        done.set()
+
+    port = serve(behave)
+    with pytest.raises(errors.AuthenticationFailed, match="line that it printed"):
+        dial(Address.tls("localhost", port, PIN), Settings(ca_file=authority().certificate))
+    assert done.wait(20)
+    assert heard == [b""]
+
+
+def test_a_certificate_is_checked_by_name(serve: Serve) -> None:
+    """Somebody has to vouch for it whom this machine, or the settings, trust."""
+    trusting = Settings(ca_file=authority().certificate)
+    port = serve(shows(signed()))
+    assert echo(Address.tls("localhost", port), trusting) == b"word"
+    port = serve(shows(signed()))
+    with pytest.raises(errors.AuthenticationFailed, match=r"#sha256=.*JAXD_CA_FILE"):
+        dial(Address.tls("localhost", port), Settings())
+    port = serve(shows(signed()))
+    with pytest.raises(errors.AuthenticationFailed, match=r"(?i)ip address mismatch"):
+        dial(Address.tls("127.0.0.1", port), trusting)
+
+
+def old_tls(sock: socket.socket) -> None:
+    """Shakes hands as servers did before 2018."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*signed())
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    TlsSocket(sock, context, server_side=True).do_handshake()
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        lambda sock: sock.recv(9),
+        old_tls,
+    ],
+    ids=["http", "hangs up", "TLS 1.2"],
+)
+def test_somebody_who_does_not_speak_tls(
+    serve: Serve, behave: Callable[[socket.socket], None]
+) -> None:
+    """Is no server of ours; the error says which address may be meant."""
+    with pytest.raises(errors.ProtocolError, match="tcp://"):
+        dial(Address.tls("127.0.0.1", serve(behave), PIN), Settings())
+
+
+def test_nobody_there() -> None:
+    """The error has the command that starts one, without the fingerprint."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    for address in (Address.tcp("127.0.0.1", port), Address.tls("127.0.0.1", port, PIN)):
+        with pytest.raises(errors.NoServer, match=f"--listen {address.kind}://127.0.0.1:{port}\\)"):
+            dial(address, Settings())
+    with pytest.raises(errors.NoServer, match="unix:///nowhere"):
+        dial(Address.unix("/nowhere"), Settings())

@@ -1,0 +1,185 @@
+"""The client's end of a connection, against a server that the test plays by hand."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from jaxd.connection.connection import ClientConnection
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LimitExceeded,
+    ProtocolError,
+)
+from jaxd_protocol.wire import BulkStream
+from tests.client.played_server import Answering, Ends, Server
+from tests.end_to_end.gates import in_thread, wait_until
+
+
+def test_a_request_has_its_reply(ends: Ends) -> None:
+    """Values and buffers, both ways."""
+    client, server, _ = ends
+    waiting = in_thread(client.request, "call", ("a", 1), (memoryview(b"large"),))
+    seq, *request = server.take()
+    assert request == ["call", ("a", 1), [b"large"]]
+    server.send_reply(seq, ("done", None), [memoryview(b"result")])
+    value, frame = waiting.result(10)
+    assert value == ("done", None)
+    assert [bytes(buffer) for buffer in frame.buffers] == [b"result"]
+
+
+def test_replies_in_any_order_find_their_requests(ends: Ends) -> None:
+    """Whoever of the waiting threads reads."""
+    client, server, _ = ends
+    waiting = [in_thread(client.request, "call", (i,)) for i in range(8)]
+    asked = [server.take() for _ in waiting]
+    for seq, _, (i,), _ in reversed(asked):
+        server.send_reply(seq, i * 10)
+    assert [each.result(10)[0] for each in waiting] == [i * 10 for i in range(8)]
+
+
+def test_submitted_requests_are_read_without_anybody_waiting(ends: Ends) -> None:
+    """Their replies go where they were told to."""
+    client, server, _ = ends
+    found: list[Any] = []
+    for i in range(3):
+        client.submit("call", (i,), (), lambda p: found.append(p.result()[0]), client.number())
+    for _ in range(3):
+        seq, _, (i,), _ = server.take()
+        server.send_reply(seq, i * 10)
+    wait_until(lambda: len(found) == 3)
+    assert found == [0, 10, 20]
+
+
+def test_a_waiting_thread_and_submitted_requests_together(ends: Ends) -> None:
+    """When the one that waited has its reply, somebody else goes on reading."""
+    client, server, _ = ends
+    found: list[Any] = []
+    waiting = in_thread(client.request, "call", ("first",))
+    first, *_ = server.take()
+    client.submit("call", ("second",), (), lambda p: found.append(p.result()[0]), client.number())
+    second, *_ = server.take()
+    server.send_reply(first, 1)
+    assert waiting.result(10)[0] == 1
+    server.send_reply(second, 2)
+    wait_until(lambda: found == [2])
+
+
+def test_the_end_of_the_connection_reaches_everybody(ends: Ends) -> None:
+    """Those who wait, those who submitted, and whoever comes later."""
+    client, server, _ = ends
+    found: list[Any] = []
+    waiting = [in_thread(client.request, "call", ()) for _ in range(4)]
+    client.submit("call", (), (), lambda pending: found.append(pending.error), client.number())
+    for _ in range(5):
+        server.take()
+    server.shut()
+    assert all(isinstance(each.exception(10), ConnectionLost) for each in waiting)
+    wait_until(lambda: len(found) == 1)
+    assert isinstance(found[0], ConnectionLost)
+    assert not client.alive
+    with pytest.raises(ConnectionLost):
+        client.request("call", ())
+
+
+def test_sending_into_a_connection_that_has_ended(ends: Ends) -> None:
+    """The sender is told, once, and the connection counts as lost."""
+    client, server, _ = ends
+    server.shut()
+    told: list[Any] = []
+    try:
+        client.submit("call", (), (), lambda pending: told.append(pending.error), client.number())
+    except ConnectionLost as error:
+        told.append(error)
+    wait_until(lambda: bool(told))
+    assert len(told) == 1
+    assert not client.alive
+
+
+def test_a_deadline(ends: Ends) -> None:
+    """Ends the wait; the late reply is taken out of the way of the next one."""
+    client, server, _ = ends
+    with pytest.raises(DeadlineExceeded):
+        client.request("call", ("late",), (), time.monotonic() + 0.05)
+    late, *_ = server.take()
+    waiting = in_thread(client.request, "call", ("next",))
+    following, *_ = server.take()
+    server.send_reply(late, "too late")
+    server.send_reply(following, "in time")
+    assert waiting.result(10)[0] == "in time"
+
+
+def test_a_deadline_while_another_thread_reads(ends: Ends) -> None:
+    """It is kept by whoever does not read as well."""
+    client, server, _ = ends
+    reading = in_thread(client.request, "call", ())
+    seq, *_ = server.take()
+    with pytest.raises(DeadlineExceeded):
+        client.request("call", (), (), time.monotonic() + 0.05)
+    server.send_reply(seq, "read")
+    assert reading.result(10)[0] == "read"
+
+
+def test_a_message_over_the_limit_is_not_sent(ends: Ends) -> None:
+    """The connection goes on."""
+    client, server, _ = ends
+    with pytest.raises(LimitExceeded):
+        client.request("call", (), (memoryview(bytes((1 << 24) + 1)),))
+    waiting = in_thread(client.request, "call", ("small",))
+    seq, *_ = server.take()
+    server.send_reply(seq, 1)
+    assert waiting.result(10)[0] == 1
+
+
+def test_nonsense_from_the_server_is_told_as_such(ends: Ends) -> None:
+    """It is no lost connection: repeating the call would not help."""
+    client, server, _ = ends
+    waiting = in_thread(client.request, "call", ())
+    server.take()
+    server._channel.stream.sock.sendall(b"\0\0\0\x03\x80abc\n")
+    assert isinstance(waiting.exception(10), ProtocolError)
+    assert not client.alive
+
+
+def test_large_messages_both_ways_at_once(ends: Ends) -> None:
+    """While a thread is stuck in sending, replies are taken: neither end waits for the other."""
+    client, server, _ = ends
+    large = bytes(1 << 23)
+
+    def serve() -> None:
+        for _ in range(6):
+            seq, *_ = server.take()
+            server.send_reply(seq, "echo", [memoryview(large)])
+
+    serving = in_thread(serve)
+    waiting = [in_thread(client.request, "call", (), (memoryview(large),)) for _ in range(6)]
+    assert all(len(each.result(30)[1].buffers[0]) == len(large) for each in waiting)
+    serving.result(10)
+
+
+def test_an_unused_connection_can_be_forgotten() -> None:
+    """Its own thread does not keep it alive."""
+    import gc
+    import weakref
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        client = ClientConnection(BulkStream(ours), 1 << 20, Answering())
+        server = Server(theirs)
+        done: list[Any] = []
+        client.submit("call", (), (), done.append, client.number())
+        server.send_reply(server.take()[0], 1)
+        wait_until(lambda: bool(done))
+        done.clear()
+        gone = weakref.ref(client)
+        names = {thread.name for thread in threading.enumerate()}
+        del client
+        gc.collect()
+        wait_until(lambda: gone() is None or bool(gc.collect() and False))
+        ours.close()
+    assert names

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd.connection import local_server
+from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd.connection.local_server import start_background
+from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
+from jaxd_protocol.network.local_server import LocalServerFiles, private_directory, somebody_answers
+from tests.server.host_process import FAKE_HOST
+
+FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
+
+
+@pytest.fixture
+def files(runtime: Path) -> Iterator[LocalServerFiles]:
+    """The files of a local server that is ended with the test."""
+    files = LocalServerFiles.of_this_environment()
+    yield files
+    stop_and_wait(files.control, now=True)
+
+
+def command_line(files: LocalServerFiles) -> list[str]:
+    """The words with which the running server was started."""
+    status = ask(files.control, {"ask": "status"})
+    assert status is not None
+    words = Path(f"/proc/{status['host']['pid']}/cmdline").read_text().split("\0")
+    return words[words.index("--listen") : -1]
+
+
+def test_a_server_is_ready_when_the_starter_returns(files: LocalServerFiles) -> None:
+    """It knows its log, and stops after an idle hour."""
+    start_background(files, server_command=FAKE_SERVER)
+    status = ask(files.control, {"ask": "status"})
+    assert status is not None
+    assert status["worker_state"] == "ready"
+    assert status["host"]["log"] == files.log
+    assert command_line(files)[2:] == ["--idle-timeout-s", "3600", "--auto"]
+
+
+def test_a_server_started_by_hand_stays(files: LocalServerFiles) -> None:
+    """Until it is stopped by hand."""
+    start_background(files, by_hand=True, server_command=FAKE_SERVER)
+    assert command_line(files)[2:] == ["--idle-timeout-s", "0"]
+
+
+def test_a_running_server_is_left_alone(files: LocalServerFiles) -> None:
+    """The command to start another is not even looked at."""
+    start_background(files, server_command=FAKE_SERVER)
+    start_background(files, server_command=["/no/such/program"])
+
+
+def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> None:
+    """The others wait for it, and find it ready."""
+    program = f"""
+from jaxd.connection.local_server import start_background
+from jaxd.connection.control_client import ask
+from jaxd_protocol.network.local_server import LocalServerFiles, private_directory
+files = LocalServerFiles.of_this_environment()
+start_background(files, server_command={FAKE_SERVER!r})
+print(ask(files.control, {{"ask": "status"}})["host"]["pid"])
+"""
+    racers = [
+        subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    servers = {racer.communicate()[0] for racer in racers}
+    assert [racer.returncode for racer in racers] == [0] * 8
+    assert len(servers) == 1
+    assert Path(files.log).read_text().count(" listening ") == 1
+
+
+def test_a_server_that_ends_at_its_start_is_quoted(
+    files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own words, none of an earlier server, and what to run next."""
+    private_directory(files.directory)
+    Path(files.directory).chmod(0o700)
+    Path(files.log).write_text("an earlier server wrote this\n")
+    monkeypatch.setenv("FAKE_WORKER", "fail")
+    with pytest.raises(ServerStartFailed) as caught:
+        start_background(files, server_command=FAKE_SERVER)
+    assert "libaccelerator.so: cannot open shared object file" in str(caught.value)
+    assert "earlier server" not in str(caught.value)
+    assert str(caught.value).endswith("Run `jaxd doctor`, or `jaxd serve` to watch it start.")
+
+
+def test_a_server_that_never_answers_is_ended(
+    files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The starter does not wait for ever, and leaves nothing half started behind."""
+    monkeypatch.setattr(local_server, "_START_PATIENCE_S", 0.05)
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(NoServer, match=r"did not answer within .* `jaxd serve`"):
+        start_background(files, server_command=silent)
+    assert not somebody_answers(files.socket)
+
+
+def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
+    files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answers on the socket is a server; its caller may wait as long as it likes."""
+    clock = SimpleNamespace(ahead=0.0, sleep=time.sleep)
+    clock.monotonic = lambda: time.monotonic() + clock.ahead
+
+    def is_ready(files: LocalServerFiles) -> bool:
+        if somebody_answers(files.socket):
+            clock.ahead = 3600.0
+        return False
+
+    monkeypatch.setattr(local_server, "time", clock)
+    monkeypatch.setattr(local_server, "_is_ready", is_ready)
+    start_background(files, server_command=FAKE_SERVER)
+    assert somebody_answers(files.socket)
+
+
+def test_a_long_log_is_put_aside(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of a server that is started every day does not fill the disk."""
+    monkeypatch.setattr(local_server, "_KEPT_LOG_BYTES", 10)
+    private_directory(files.directory)
+    Path(files.directory).chmod(0o700)
+    Path(files.log).write_text("what an earlier server wrote\n")
+    start_background(files, server_command=FAKE_SERVER)
+    assert "earlier" in Path(files.log + ".1").read_text()
+    assert "earlier" not in Path(files.log).read_text()
+
+
+def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what would help; nothing is started."""
+    real_open = os.open
+
+    def no_room_for_the_log(path: str, *rest: int, **options: Any) -> int:
+        if path == files.log:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_open(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", no_room_for_the_log)
+    with pytest.raises(ConfigurationError, match=r"No space left.*Free some room"):
+        start_background(files, server_command=FAKE_SERVER)
+
+
+def test_a_directory_that_is_not_private_is_refused(files: LocalServerFiles) -> None:
+    """Nothing is written into it."""
+    private_directory(files.directory)
+    Path(files.directory).chmod(0o755)
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        start_background(files, server_command=FAKE_SERVER)
+    assert list(Path(files.directory).iterdir()) == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_and_a_pipe_is_not(
+    files: LocalServerFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+) -> None:
+    """One line, with the place of the log."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    start_background(files, server_command=FAKE_SERVER)
+    expected = f"jaxd: starting a local server (log: {files.log})\n" if is_terminal else ""
+    assert capsys.readouterr().err == expected

@@ -1,0 +1,192 @@
+"""Who reads a connection that many share; `test_transport` has the rest."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jaxd.connection.pending import Pending
+from jaxd.connection.shared_reader import Attendant, SharedReader
+from jaxd_protocol.wire import BulkStream
+from tests.client.played_server import Ends
+from tests.end_to_end.gates import in_thread, wait_until
+from tests.shared.wire.interrupt import unheard_interrupt
+
+
+def test_many_may_wait_for_one_reply(ends: Ends) -> None:
+    """All of them see it, whoever reads."""
+    client, server, _ = ends
+    reading = in_thread(client.request, "call", ())
+    seq, *_ = server.take()
+    pending = Pending()
+    client.launch("call", (), (), pending, client.number())
+    other, *_ = server.take()
+    waiting = [in_thread(client.shared_reader.wait, pending, None) for _ in range(6)]
+    wait_until(lambda: len(pending.gates) == 6)
+    server.send_reply(seq, 1)  # the one who read has what it wanted: another one goes on
+    assert reading.result(10)[0] == 1
+    server.send_reply(other, 2)
+    for each in waiting:
+        each.result(10)
+    assert pending.result()[0] == 2
+
+
+def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
+    ends: Ends,
+) -> None:
+    """Also those that nobody waits for."""
+    client, server, _ = ends
+    arrived = threading.Event()
+    client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
+    first, *_ = server.take()
+    large = memoryview(bytes(1 << 23))
+    sending = in_thread(lambda: client.launch("call", (), [large], Pending(), client.number()))
+    server.send_reply(first, None, [memoryview(bytes(1 << 23))])  # nobody else reads this
+    assert arrived.wait(10)
+    server.take()
+    sending.result(10)
+    assert client.shared_reader._unattended == 0
+
+
+def test_a_late_reply_goes_where_it_was_told_to(ends: Ends) -> None:
+    """Its caller has given up waiting."""
+    client, server, _ = ends
+    late: list[object] = []
+    giving_up = in_thread(
+        lambda: client.request("call", (), deadline=0.0, late=lambda p: late.append(p.value))
+    )
+    seq, *_ = server.take()
+    assert giving_up.exception(10) is not None
+    server.send_reply(seq, "late")
+    wait_until(lambda: late == ["late"])
+
+
+def test_what_nobody_waits_for_any_more_is_read(ends: Ends) -> None:
+    """By the connection's own thread, and counted once."""
+    client, server, _ = ends
+    arrived = threading.Event()
+    pending, number = Pending(lambda _: arrived.set()), client.number()
+    client.launch("call", (), (), pending, number)
+    client.leave(number, pending)
+    client.leave(number, pending)
+    seq, *_ = server.take()
+    server.send_reply(seq, 1)
+    assert arrived.wait(10)
+    wait_until(lambda: client.shared_reader._unattended == 0)
+
+
+def test_an_interrupted_launch_may_have_been_sent(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply is read when it comes."""
+    client, server, _ = ends
+    send = client._send
+
+    def interrupted(*args: Any) -> None:
+        send(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_send", interrupted)
+    arrived = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
+    seq, *_ = server.take()
+    server.send_reply(seq, 1)
+    assert arrived.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("others_read", "waits_in"),
+    [
+        (False, BulkStream.receive_into),
+        (False, BulkStream.wait_readable),
+        (True, SharedReader.wait),
+    ],
+)
+def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
+    ends: Ends, waits_in: Callable[..., object], *, others_read: bool
+) -> None:
+    """Whatever it waits for: bytes, bytes until a deadline, or what another thread reads."""
+    client, server, _ = ends
+    other = in_thread(client.request, "call", ()) if others_read else None
+    if other is not None:
+        wait_until(lambda: client.shared_reader._reading)
+    deadline = time.monotonic() + 3600 if waits_in is BulkStream.wait_readable else None
+    with unheard_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
+        client.request("call", (), deadline=deadline)
+    for _ in range(1 + others_read):
+        server.send_reply(server.take()[0], None)
+    if other is not None:
+        other.result(10)
+    again = in_thread(client.request, "call", ())
+    server.send_reply(server.take()[0], "again")
+    assert again.result(10)[0] == "again"
+
+
+class Reader:
+    """Counts how often it has attended."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.attended = threading.Semaphore(0)
+        reader: Any = self
+        self.attendant = Attendant(reader)
+
+    def attend_once(self) -> None:
+        self.attended.release()
+
+
+def threads() -> set[threading.Thread]:
+    """The reader threads that are alive."""
+    return {thread for thread in threading.enumerate() if thread.name == "jaxd-reader"}
+
+
+def test_no_thread_is_started_before_it_is_wanted() -> None:
+    """A client that only waits for its calls never has one."""
+    before = threads()
+    reader = Reader()
+    assert threads() <= before
+    reader.alive = False
+
+
+def test_it_looks_each_time_that_it_is_wanted() -> None:
+    """By one thread, however often."""
+    before = threads()
+    reader = Reader()
+    for _ in range(3):
+        reader.attendant.want()
+        assert reader.attended.acquire(timeout=10)
+    assert len(threads() - before) == 1
+    reader.alive = False
+    reader.attendant.dismiss()
+
+
+def test_it_ends_when_the_connection_has_ended() -> None:
+    """Dismissed, it looks once more and leaves."""
+    before = threads()
+    reader = Reader()
+    reader.attendant.want()
+    assert reader.attended.acquire(timeout=10)
+    (mine,) = threads() - before
+    reader.alive = False
+    reader.attendant.dismiss()
+    mine.join(10)
+    assert not mine.is_alive()
+
+
+def test_it_does_not_keep_a_dropped_connection_alive() -> None:
+    """Its thread ends when the connection is collected."""
+    before = threads()
+    reader = Reader()
+    reader.attendant.want()
+    assert reader.attended.acquire(timeout=10)
+    (mine,) = threads() - before
+    del reader
+    gc.collect()
+    mine.join(10)
+    assert not mine.is_alive()

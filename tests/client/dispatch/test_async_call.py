@@ -1,0 +1,392 @@
+"""A submitted call: its place in the window, its deadline, its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd import Client, connect
+from jaxd.connection.pending import Pending
+from jaxd.dispatch.async_call import Submission
+from jaxd.remote_values.store import OpenSession
+from jaxd.transfer.shared_memory import shared_pool
+from jaxd_protocol.errors import (
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    LimitExceeded,
+    NoServer,
+    ProtocolError,
+)
+from tests.end_to_end.gates import Gate, stop_at, wait_until
+from tests.live_server import LiveServer
+from tests.server.in_process import Shop
+from tests.shared.wire.interrupt import unheard_interrupt
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Where a function on the server waits."""
+    return Gate(tmp_path / "gate")
+
+
+def places(client: Client) -> int:
+    """How many more calls could be submitted without waiting; takes none."""
+    window = client.caller.session.window
+    assert window is not None
+    taken = 0
+    while window.acquire(blocking=False):
+        taken += 1
+    for _ in range(taken):
+        window.release()
+    return taken
+
+
+def test_each_call_gives_its_place_back(client: Client) -> None:
+    """When it has a result, and when it has an error."""
+    good = client.persistent_call(lambda x: x + 1)
+    bad = client.persistent_call(lambda x: x.no_such_attribute)
+    client.caller.session.connection()
+    before = places(client)
+    assert float(good.submit(1.0).result()) == 2.0
+    with pytest.raises(AttributeError):
+        bad.submit(1.0).result()
+    good.submit(1.0).result()
+    wait_until(lambda: places(client) == before)
+
+
+def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
+    client: Client,
+) -> None:
+    """The window is full of calls of others."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    before = places(client)
+    window = client.caller.session.window
+    assert window is not None
+    for _ in range(before):
+        window.acquire()
+    with unheard_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
+        double.submit(1.0)
+    for _ in range(before):
+        window.release()
+    assert float(double.submit(2.0).result()) == 4.0
+    wait_until(lambda: places(client) == before)
+
+
+def test_a_call_that_cannot_be_sent_gives_its_place_back(client: Client) -> None:
+    """It is over the limit, so nothing was sent."""
+    good = client.persistent_call(lambda x: x.sum())
+    good(1.0 * np.ones(2))
+    before = places(client)
+    client.caller.session.connection()._channel.writer.max_frame_bytes = 1 << 16
+    with pytest.raises(LimitExceeded, match="max-frame-bytes"):
+        good.submit(np.ones(1 << 14))
+    assert places(client) == before
+    assert float(good.submit(np.ones(3)).result()) == 3.0
+
+
+def test_a_deadline_ends_the_wait_and_not_the_connection(live: LiveServer, gate: Gate) -> None:
+    """The reply that comes too late is dropped, and the next call is right."""
+    with connect(live.unix) as client:
+        slow = client.persistent_call(stop_at(gate.path), timeout_s=0.2)
+        future = slow.submit(1.0)
+        with pytest.raises(DeadlineExceeded):
+            future.result()
+        gate.let_leave(client)
+        double = client.persistent_call(lambda x: x * 2)
+        assert float(double.submit(4.0).result()) == 8.0
+
+
+def test_a_cancelled_future_stays_cancelled(client: Client, gate: Gate) -> None:
+    """Its result comes and is dropped."""
+    slow = client.persistent_call(stop_at(gate.path))
+    future = slow.submit(1.0)
+    with gate.reached():
+        assert future.cancel()
+    assert float(client.persistent_call(lambda x: x * 3)(2.0)) == 6.0
+    assert future.cancelled()
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 17])
+def test_a_repeated_call_is_of_the_arrays_that_it_was_made_with(
+    client: Client, gate: Gate, size: int
+) -> None:
+    """Their owner has changed them since: those in the message, and those in shared memory."""
+    array = np.ones(size, np.float32)
+    future = client.persistent_call(stop_at(gate.path)).submit(array)
+    array[:] = 7
+    with gate.reached():
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
+    np.testing.assert_array_equal(np.asarray(future.result(30)), 2)
+
+
+def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
+    """Somebody may keep many of them."""
+    total = client.persistent_call(lambda x: x.sum())
+    array = np.ones(1 << 12, np.float32)
+    alive = weakref.ref(array)
+    future = total.submit(array)
+    assert float(future.result()) == 1 << 12
+    del array
+
+    def gone() -> bool:
+        gc.collect()
+        return alive() is None
+
+    wait_until(gone)
+
+
+@pytest.fixture
+def small_shop() -> Iterator[Shop]:
+    """A server that takes one call at a time."""
+    shop = Shop(max_calls=2)
+    yield shop
+    shop.close()
+
+
+def test_who_cannot_have_a_thread_to_come_again_learns_why(
+    client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does everybody else whose call was lost."""
+    stopping = client.persistent_call(stop_at(gate.path))
+    futures = [stopping.submit(float(number)) for number in range(3)]
+
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with gate.reached():
+        monkeypatch.setattr(threading.Timer, "start", refuse)
+        client.caller.session.connection()._channel.stream.sock.shutdown(2)
+        for future in futures:
+            with pytest.raises(RuntimeError, match="new thread"):
+                future.result(30)
+    gate.let_leave(client)
+
+
+def test_an_interrupt_of_who_tells_of_a_loss_loses_nobody(live: LiveServer) -> None:
+    """It is told of once more, and of the others all the same."""
+    told: list[int] = []
+
+    def tell(number: int, pending: Pending) -> None:
+        told.append(number)
+        if told == [1]:
+            raise KeyboardInterrupt
+
+    with connect(live.unix) as client:
+        connection = client.caller.session.connection()
+        for number in (1, 2, 3):
+            waiting = Pending(partial(tell, number), attended=True)
+            connection.shared_reader.remember(connection.number(), waiting)
+        with pytest.raises(KeyboardInterrupt):
+            connection.shared_reader.fail_all(ConnectionLost("it was cut."))
+    assert told == [1, 1, 2, 3]
+    assert not connection.shared_reader.pending
+
+
+def test_what_was_sent_before_an_interrupt_is_cancelled(
+    client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its future."""
+    client.persistent_call(lambda x: x * 2)(1.0)
+    before, connection = client.statistics().cancelled_calls, client.caller.session.connection()
+    send = connection._send
+
+    def interrupted(number: int, verb: str, *rest: Any) -> None:
+        send(number, verb, *rest)
+        if verb == "call":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.persistent_call(stop_at(gate.path)).submit(1.0)
+    monkeypatch.undo()
+    wait_until(lambda: client.statistics().cancelled_calls == before + 1)
+    gate.let_leave(client)
+
+
+def test_of_a_reply_is_told_once(live: LiveServer) -> None:
+    """Two threads may both see that the connection has ended."""
+    told: list[Pending] = []
+    with connect(live.unix) as client:
+        connection = client.caller.session.connection()
+        number, waiting = connection.number(), Pending(told.append, attended=True)
+        connection.shared_reader.remember(number, waiting)
+        connection.shared_reader.finish(number, waiting)
+        connection.shared_reader.finish(number, waiting)
+        assert told == [waiting]
+        assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_a_reply_that_cannot_be_read_is_the_error_of_its_call(client: Client, gate: Gate) -> None:
+    """Whoever reads goes on."""
+    stopping = client.persistent_call(stop_at(gate.path))
+    future = stopping.submit(1.0)
+    connection = client.caller.session.connection()
+    with gate.reached():
+        (number, waiting) = next(iter(connection.shared_reader.pending.items()))
+        waiting.value = ()
+        connection.shared_reader.finish(number, waiting)
+        with pytest.raises(ProtocolError, match="reply"):
+            future.result(30)
+    assert float(client.persistent_call(lambda x: x * 2).submit(4.0).result(30)) == 8.0
+    gate.let_leave(client)
+
+
+@contextmanager
+def busy(
+    shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[queue.SimpleQueue[int]]:
+    """Within it, the server is busy for others; how many blocks are held at each repetition.
+
+    They are given back in the end.
+    """
+    held: queue.SimpleQueue[int] = queue.SimpleQueue()
+    again, of_others = Submission._again, blocks_in_use()
+
+    def noting(submission: Submission, pause_s: float = 0.0) -> None:
+        held.put(len(blocks_in_use() - of_others))
+        again(submission, min(pause_s, 0.01))
+
+    monkeypatch.setattr(Submission, "_again", noting)
+    running = shop.client().persistent_call(stop_at(gate.path)).submit(1.0)
+    with gate.reached():
+        yield held
+    assert float(running.result(30)) == 2.0
+    wait_until(lambda: blocks_in_use() <= of_others)
+
+
+def blocks_in_use() -> set[int]:
+    """Numbers of the blocks of shared memory that somebody holds."""
+    return {block.number for block in list(shared_pool()._blocks.values()) if block.shares}
+
+
+def test_a_call_with_arrays_comes_again_to_a_busy_server(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was made, however often, with one copy of them."""
+    total = small_shop.client().persistent_call(lambda x: x.sum())
+    array = np.ones(1 << 18, np.float32)
+    assert float(total.submit(array).result(30)) == 1 << 18
+    with busy(small_shop, gate, monkeypatch) as held:
+        future = total.submit(array)
+        array[:] = 7
+        assert [held.get(timeout=30) for _ in range(4)] == [1] * 4
+    assert float(future.result(30)) == 1 << 18
+
+
+def test_what_a_busy_server_has_not_kept_is_sent_again(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array of jax that it was to keep, when it had no time to look at it."""
+    total = small_shop.client().persistent_call(lambda x: x.sum())
+    array = jnp.ones(1 << 15)
+    assert float(total.submit(array).result(30)) == 1 << 15
+    with busy(small_shop, gate, monkeypatch) as held:
+        future = total.submit(array)
+        held.get(timeout=30)
+    assert float(future.result(30)) == 1 << 15
+    assert [float(total.submit(array).result(30)), float(total(array))] == [1 << 15] * 2
+
+
+def test_who_cannot_come_again_learns_why(
+    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is held for the call any more."""
+    client = small_shop.client()
+    total = client.persistent_call(lambda x: x.sum())
+    client.caller.session.connection()
+    array, before = np.ones(1 << 18, np.float32), places(client)
+    assert float(total.submit(array).result(30)) == 1 << 18
+    with busy(small_shop, gate, monkeypatch):
+        monkeypatch.setattr(client.caller.session, "current", _refused_after(client, 1))
+        future = total.submit(array)
+        with pytest.raises(NoServer, match="nobody"):
+            future.result(30)
+    wait_until(lambda: places(client) == before)
+
+
+def _refused_after(client: Client, times: int) -> Callable[..., OpenSession]:
+    """What gives the client its connection so many times."""
+    left, current = [None] * times, client.caller.session.current
+
+    def find(fresh: bool = False, deadline: float | None = None) -> OpenSession:
+        if not left:
+            raise NoServer("there is nobody.")
+        left.pop()
+        return current(fresh, deadline)
+
+    return find
+
+
+def test_closing_the_client_ends_its_open_calls_for_good(live: LiveServer, gate: Gate) -> None:
+    """They fail, and are not repeated over a new connection."""
+    client = connect(live.unix)
+    future = client.persistent_call(stop_at(gate.path)).submit(1.0)
+    with gate.reached():
+        client.close()
+        with pytest.raises(Cancelled, match="closed"):
+            future.result()
+    assert not client.caller.session.connected
+
+
+def test_a_callback_may_make_calls(client: Client) -> None:
+    """The reading goes on meanwhile."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    answers: queue.SimpleQueue[float] = queue.SimpleQueue()
+    futures = [double.submit(float(i)) for i in range(4)]
+    for future in futures:
+        future.add_done_callback(lambda done: answers.put(float(double(float(done.result())))))
+    assert sorted(answers.get(timeout=20) for _ in futures) == [0.0, 4.0, 8.0, 12.0]
+    assert float(double(21.0)) == 42.0
+
+
+@pytest.mark.soak
+def test_a_large_call_after_the_worker_was_replaced_is_just_made(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Nothing was in flight, so nothing was lost."""
+    server = start_live()
+    with connect(server.unix) as client:
+        total = client.persistent_call(lambda x: x.sum())
+        x = np.ones(1 << 18, np.float32)
+        assert float(total.submit(x).result()) == 1 << 18
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        server.wait_for("worker_ready", count=2)
+        assert float(total.submit(x).result()) == 1 << 18
+
+
+def test_an_interrupt_before_the_reading_is_handed_on_costs_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that was interrupted notices, and others can read."""
+    double = client.persistent_call(lambda x: x * 2)
+    double(1.0)
+    reader = client.caller.session.connection().shared_reader
+    hand_on = reader._hand_on
+
+    def interrupted(leading: bool) -> None:
+        monkeypatch.setattr(reader, "_hand_on", hand_on)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reader, "_hand_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        double(2.0)
+    with ThreadPoolExecutor(1) as other:
+        assert float(other.submit(double, 3.0).result(20)) == 6.0
+    assert float(double(4.0)) == 8.0

@@ -1,0 +1,144 @@
+"""One server, and the connection to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import Caller
+from jaxd.dispatch.session import Session
+from jaxd_protocol.errors import Busy, NoServer, ProtocolError
+from jaxd_protocol.network.addresses import Address
+from tests.end_to_end.gates import wait_until
+from tests.live_server import LiveServer
+
+
+@pytest.fixture
+def session(live: LiveServer) -> Iterator[Session]:
+    """Not connected so far."""
+    session = Caller(Settings(server=Address.parse(live.unix))).session
+    yield session
+    session.close()
+
+
+def test_values_outlive_a_connection(session: Session) -> None:
+    """The session is the same."""
+    values = session.values()
+    session.connection().shut()
+    assert session.values() is values
+    assert session.connection().alive
+    assert session.values() is values
+
+
+def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> None:
+    """A process may make clients again and again."""
+
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "jaxd-drops"]
+
+    others = threads()
+    for _ in range(3):
+        session.values().drops.start()
+        session.connection().shut()
+        session.id = None
+        session.connection()  # of another session
+        session.values().drops.start()
+    assert not set(threads()) <= set(others)
+    session.close()
+    wait_until(lambda: set(threads()) <= set(others))
+    session.connection()
+    assert not set(threads()) <= set(others)
+    session.close()
+
+
+def test_messages_about_another_session_are_of_no_use(session: Session) -> None:
+    """Nobody is there to whom they mean anything."""
+    old = session.values()
+    assert session.tell(old, "drop", b"")
+    session.connection().shut()
+    session.id = None
+    session.connection()
+    assert session.values() is not old
+    assert not session.tell(old, "drop", b"")
+
+
+def test_without_a_connection_nothing_is_told_and_none_is_made(session: Session) -> None:
+    """It may be that the process ends."""
+    values = session.values()
+    session.close()
+    assert session.tell(values, "drop", b"")
+    assert not session.connected
+
+
+def test_a_handshake_that_breaks_off_is_tried_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a server has answered before; else it may be none of ours."""
+    connect, fails = Session._connect, [True]
+
+    def breaks_off(self: Session) -> Any:
+        if fails.pop():
+            raise ProtocolError("it broke off") from EOFError()
+        return connect(self)
+
+    monkeypatch.setattr(Session, "_connect", breaks_off)
+    with pytest.raises(ProtocolError):
+        session.connection()
+    fails[:] = [False]
+    session.connection().shut()
+    fails[:] = [False, True, True]
+    assert session.connection().alive
+    assert fails == []
+    session.connection().shut()
+    fails[:] = [True] * 3
+    with pytest.raises(NoServer, match="has answered before") as caught:
+        session.connection()
+    assert caught.value.may_repeat
+
+
+def test_a_server_without_room_is_asked_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it says, until it has some or the caller's time is over."""
+    connect, left = Session._connect, [2]
+
+    def is_busy(self: Session) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise Busy("full.", 0.01)
+        return connect(self)
+
+    monkeypatch.setattr(Session, "_connect", is_busy)
+    assert session.connection().alive
+    session.connection().shut()
+    left[0] = 10**9
+    with pytest.raises(Busy, match="full"):
+        session.current(deadline=time.monotonic() + 0.05)
+
+
+def test_what_is_no_server_is_said_to_be_none(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one has answered before: something else has its address now."""
+    session.connection().shut()
+
+    def another(self: Session) -> Any:
+        raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
+
+    monkeypatch.setattr(Session, "_connect", another)
+    with pytest.raises(ProtocolError, match="not JSON"):
+        session.connection()
+
+
+def test_closing_ends_the_connections_that_were_left_as_well(session: Session) -> None:
+    """Nobody would read them any more."""
+    left = session.connection()
+    session.leave(left)
+    assert session.connection() is not left
+    session.close()
+    assert not left.alive

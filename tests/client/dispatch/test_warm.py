@@ -1,0 +1,231 @@
+"""Programs that are built ahead, against a server that the test plays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client, connect, persistent_call
+from jaxd.dispatch.warm import Recorded, Warmed, recipes_since, start_of_recipes, warm
+from jaxd_protocol.errors import ConnectionLost, NoServer, ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.calls import MAY_REPEAT, STRICT, WARM
+from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes
+from jaxd_protocol.pytree import parse_skeleton
+from tests.client.fake_server import Asked, FakeServer, failed, warmed
+
+Start = Callable[..., tuple[FakeServer, Client]]
+
+
+class Spec:
+    """What a user may have made."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+        self.dtype = "float32"
+
+
+@dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+@pytest.fixture
+def start(runtime: Path) -> Iterator[Start]:
+    """Starts a server that gives these answers, and a client of it."""
+    servers: list[FakeServer] = []
+    clients: list[Client] = []
+
+    def start(**answers: Any) -> tuple[FakeServer, Client]:
+        servers.append(FakeServer(f"{runtime}/{len(servers)}.sock", **answers))
+        clients.append(connect(servers[-1].address))
+        return servers[-1], clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()
+    for server in servers:
+        server.close()
+
+
+def test_a_function_is_warmed_for_specs(start: Start) -> None:
+    """By a call that brings no data, with the key and skeleton of a real one."""
+
+    def answer(asked: Asked) -> Any:
+        return warmed("load", 0.25) if asked.args[4] & WARM else failed(KeyError("called"))
+
+    server, client = start(call=answer)
+    scale = client.persistent_call(lambda x, n=1: x * n, static_argnames="n", strict=True)
+    assert scale.warm([Spec(2000, 3), 1.5], n=3) == Warmed("load", 0.25)
+    key, skeleton, *rest = server.asked[0].args
+    assert rest == [b"", None, MAY_REPEAT | STRICT | WARM, b"", b"", b""]
+    assert server.asked[0].buffers == []
+    with pytest.raises(KeyError, match="called"):
+        scale([np.ones((2000, 3), np.float32), 2.5], n=3)
+    assert server.asked[1].args[:2] == (key, skeleton)
+    assert server.asked[1].buffers != []
+
+
+def test_what_is_pickled_travels(start: Start) -> None:
+    """With zeros where specs are, and nothing of other arguments."""
+    server, client = start(call=lambda _: warmed())
+    client.persistent_call(lambda x, pair: x).warm(Spec(3000), {frozenset(): Spec(5)})
+    (asked,) = server.asked
+    (_, leaf) = parse_skeleton(asked.args[1], lambda *_: tuple, lambda _: None).leaves
+    assert (leaf.tag, leaf.buffers, len(asked.buffers)) == ("P", 1, 2)
+    assert asked.buffers[1] == bytes(20)
+
+
+def test_the_server_may_ask_for_the_code(start: Start) -> None:
+    """As during any call."""
+
+    def answer(asked: Asked) -> Any:
+        (name, options, message), _ = asked.ask("describe", asked.args[0])
+        _, (code,) = asked.ask("code", Meaning.from_message(message).fingerprint)
+        return warmed(seconds=float(bool(name and options and code)))
+
+    _, client = start(call=answer)
+    assert client.persistent_call(lambda x: x).warm(Spec(1)).seconds == 1.0
+
+
+def test_an_error_of_the_trace_is_raised(start: Start) -> None:
+    """In its own type."""
+    _, client = start(call=lambda _: failed(ZeroDivisionError("by your function")))
+    with pytest.raises(ZeroDivisionError, match="by your function"):
+        client.persistent_call(lambda x: x / 0).warm(Spec(1))
+
+
+def test_a_connection_that_ends_twice_is_given_up(start: Start) -> None:
+    """And the message says by which function."""
+    server, client = start(call=FakeServer.hang_up)
+    with pytest.raises(ConnectionLost, match="<lambda>"):
+        client.persistent_call(lambda x: x).warm(Spec(1))
+    assert len(server.asked) == 2
+
+
+def test_what_the_function_reads_is_pinned_by_warming(start: Start) -> None:
+    """A call that follows has the key that was warmed, as if it were the second call."""
+    server, client = start(call=lambda _: warmed())
+    large = np.zeros(1 << 18)  # too large to be looked at before each call
+    function = client.persistent_call(lambda x: x + large)
+    function.warm(Spec(4))
+    large += 1
+    function.warm(Spec(4))
+    function.warm(Spec(5))
+    first, second, third = (asked.args[0] for asked in server.asked)
+    assert first == second != third
+
+
+def test_clear_forgets_every_key_of_the_function(start: Start) -> None:
+    """Under each configuration that it was used with here."""
+    server, client = start(call=lambda _: warmed(), forget={"executables": 2})
+    function = client.persistent_call(lambda x: x)
+    function.warm(Spec(1))
+    assert function.clear() == 2
+    assert [asked.args for asked in server.of("forget")] == [(server.asked[0].args[0],)]
+
+
+def test_what_the_server_refuses_is_raised(start: Start) -> None:
+    """Its own error takes the place of an answer."""
+    _, client = start(forget=lambda _: failed(ProtocolError("no such key.")))
+    with pytest.raises(ProtocolError, match="no such key"):
+        client.persistent_call(lambda x: x).clear()
+
+
+def test_inline_is_jit_in_this_process(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is warmed is not traced again; there is nothing to clear."""
+    monkeypatch.setenv("JAXD_INLINE", "1")
+    traced = []
+
+    @persistent_call
+    def counted(x: Any) -> Any:
+        traced.append(x.shape)
+        return x + 1
+
+    warmed = counted.warm(Spec(3))
+    assert (warmed.verdict, traced) == ("compile", [(3,)])
+    counted(np.ones(3, np.float32))
+    assert traced == [(3,)]
+    with pytest.raises(NoServer, match=r"JAXD_INLINE.*jax\.clear_caches"):
+        counted.clear()
+    assert list(runtime.iterdir()) == []
+
+
+# recipes ----------------------------------------------------------------------------------------
+
+
+OPTIONS = Options().to_bytes()
+
+
+def recipe(*calls: RecordedCall) -> Recipe:
+    """One of a function that there is not."""
+    meaning = Meaning(b"f" * 16).to_message()
+    return Recipe("step", b"k" * 16, OPTIONS, meaning, b"packed", calls, ("x",))
+
+
+def test_recipes_are_those_since_a_mark(start: Start) -> None:
+    """With their data."""
+    made = [recipe(RecordedCall(b"N")), recipe(RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",)))]
+
+    left_out = [{"name": "f", "key": "00", "reason": "not shared"}]
+
+    def answer(asked: Asked) -> Any:
+        if asked.args == ("",):
+            return (json.dumps({"mark": "here"}),), ()
+        messages, buffers = dump_recipes(made)
+        return (json.dumps({"mark": "later", "left_out": left_out}), *messages), buffers
+
+    server, client = start(recipes=answer)
+    mark = start_of_recipes(client.caller)
+    assert recipes_since(client.caller, mark) == (made, left_out)
+    assert [asked.args for asked in server.asked] == [("",), ("here",)]
+
+
+def test_a_mark_that_the_server_has_forgotten(start: Start) -> None:
+    """Is its error to tell."""
+    _, client = start(recipes=lambda _: failed(ProtocolError("the server was started since.")))
+    with pytest.raises(ProtocolError, match="started since"):
+        recipes_since(client.caller, "old")
+
+
+def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:
+    """The server gets name, options, meaning and code from it, and zeros for arrays."""
+    call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
+
+    def answer(asked: Asked) -> Any:
+        described, _ = asked.ask("describe", asked.args[0])
+        assert described == ("step", OPTIONS, recipe().meaning)
+        assert asked.ask("code", b"f" * 16) == ((), [b"packed"])
+        return warmed("hit", 0.5)
+
+    server, client = start(call=answer)
+    recorded = Recorded(recipe(call))
+    assert warm(client.caller, recorded.call(client.caller, call)) == Warmed("hit", 0.5)
+    (asked,) = server.asked
+    flags = MAY_REPEAT | WARM
+    assert asked.args == (b"k" * 16, call.skeleton, b"", None, flags, b"", b"", b"")
+    assert asked.buffers == [b"abc", bytes(8)]
+
+
+def test_a_recipe_is_asked_about_without_its_function(start: Start) -> None:
+    """Nothing is built."""
+    call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
+    server, client = start(why={"verdict": "load"})
+    assert Recorded(recipe(call)).verdict(client.caller, call) == "load"
+    (asked,) = server.asked
+    assert asked.args[:2] == (b"k" * 16, call.skeleton)
+    described = Description.from_message(asked.args[2])
+    assert (described.fingerprint, described.parameters) == (b"f" * 16, ("x",))
+
+
+def test_a_recipe_is_not_unpacked_here() -> None:
+    """Its code is another's, and this process runs none of it."""
+    assert Recorded(recipe()._replace(code=b"cos\nsystem\n(S'x'\ntR.")).code.startswith(b"cos")

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import io
+import linecache
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd.events.output import HeardBefore, Hearing
+from jaxd.events.progress import Progress
+from jaxd.events.warnings import Notices
+
+CALL = object()
+
+
+@pytest.fixture
+def notices() -> Notices:
+    """What waits for the thread of the call."""
+    return Notices()
+
+
+@pytest.fixture
+def hearing(notices: Notices) -> Hearing:
+    """Of one server."""
+    return Hearing(notices, Progress())
+
+
+def printed(text: str, **more: Any) -> dict[str, Any]:
+    """A line on stdout."""
+    return {"stream": "stdout", "text": text, "flush": False} | more
+
+
+def warned(text: str, line: int = 3, **more: Any) -> dict[str, Any]:
+    """A warning."""
+    own = {"category": ["builtins", "UserWarning"], "bases": ["UserWarning", "Warning"]}
+    return {"text": text, "file": "train.py", "line": line} | own | more
+
+
+def test_what_a_stream_cannot_encode_is_said_all_the_same(
+    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the way in which Python itself does it on stderr."""
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
+    hearing.event(CALL, 1, "print", printed("süß\n"))
+    hearing.event(CALL, 1, "print", printed("and on\n", flush=True))
+    assert data.getvalue() == b"s\\xfc\\xdf\nand on\n"
+
+
+def test_a_broken_stream_harms_nobody(hearing: Hearing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the connection goes on; a process without stdout prints nowhere."""
+    hearing_of = hearing.event
+
+    class Broken:
+        def write(self, _: str) -> None:
+            raise OSError("no space")
+
+    monkeypatch.setattr(sys, "stdout", Broken())
+    hearing_of(CALL, 1, "print", printed("a\n"))
+    monkeypatch.setattr(sys, "stdout", None)
+    hearing_of(CALL, 1, "print", printed("a\n"))
+
+
+def test_a_warning_is_shown_once_for_each_place(hearing: Hearing) -> None:
+    """As Python's default filter does it."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for line in (3, 3, 4):
+            hearing.event(CALL, 1, "warned", warned("slow", line))
+    assert [(str(w.message), w.filename, w.lineno) for w in seen] == [
+        ("slow", "<train.py>", 3),
+        ("slow", "<train.py>", 4),
+    ]
+
+
+def test_a_category_that_is_not_here_counts_as_the_nearest_of_pythons_own(
+    hearing: Hearing,
+) -> None:
+    """So that filters for that still fit."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        bases = ["Odd", "FutureWarning", "Warning"]
+        content = warned("w", category=["not_here", "Odd"], bases=bases)
+        hearing.event(CALL, 1, "warned", content)
+        hearing.event(CALL, 1, "warned", warned("w", category=["os", "system"], bases=[]))
+    assert [w.category for w in seen] == [FutureWarning, UserWarning]
+
+
+class Acts(UserWarning):
+    """One that does more than to have a name."""
+
+    def __init__(self, text: str) -> None:
+        raise SystemExit(text)
+
+
+class Named(UserWarning):
+    """One that filters know by its class."""
+
+
+def test_a_category_that_runs_code_is_not_made(hearing: Hearing) -> None:
+    """A server chooses the class; the nearest of Python's own takes its place."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for name in ("Acts", "Named"):
+            content = warned("w", category=[__name__, name], bases=["UserWarning", "Warning"])
+            hearing.event(CALL, 1, "warned", content)
+    assert [w.category for w in seen] == [UserWarning, Named]
+
+
+def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
+    hearing: Hearing, notices: Notices
+) -> None:
+    """And not where it is read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hearing.event(CALL, 1, "warned", warned("slow"))
+    notices.issue(CALL, 2)
+    with pytest.raises(UserWarning, match="slow"):
+        notices.issue(CALL, 1)
+    assert not notices.waiting
+
+
+def logged(text: str, level: int = logging.INFO) -> dict[str, Any]:
+    """A record."""
+    place = {"file": "train.py", "line": 3, "function": "step", "traceback": None}
+    return {"name": "of_a_user", "level": level, "text": text} | place
+
+
+def test_levels_are_those_of_this_process(
+    hearing: Hearing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A percent sign in a message is only that."""
+    caplog.set_level(logging.INFO, "of_a_user")
+    hearing.event(CALL, 1, "logged", logged("100 %s"))
+    hearing.event(CALL, 1, "logged", logged("hidden", logging.DEBUG))
+    assert [(r.name, r.getMessage(), r.lineno) for r in caplog.records] == [
+        ("of_a_user", "100 %s", 3)
+    ]
+
+
+def test_what_jax_compiles_is_logged_for_who_wants_to_know(
+    hearing: Hearing, notices: Notices, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the thread of the call, for which alone it may be set."""
+    import jax
+
+    hearing.event(CALL, 1, "compiled", logged("Compiling f"))
+    with jax.log_compiles(True):
+        hearing.event(CALL, 2, "compiled", logged("Compiling g", logging.WARNING))
+        notices.issue(CALL, 2)
+    notices.issue(CALL, 1)
+    assert caplog.messages == ["Compiling g"]
+
+
+def test_a_file_that_a_server_names_is_not_opened(
+    hearing: Hearing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a warning, as Python shows it by default, nor for a record of the log."""
+    path = tmp_path / "diary.txt"
+    path.write_text("secret = 42")
+    said: list[str] = []
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(pathname)s:%(lineno)d %(message)s"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(
+            warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
+        )
+        hearing.event(CALL, 1, "warned", warned("slow", 1, file=str(path)))
+    logger = logging.getLogger("jaxd.tests.names")
+    logger.addHandler(handler)
+    record = {"name": logger.name, "level": 40, "file": str(path), "line": 1, "text": "slow"}
+    hearing.event(CALL, 1, "logged", record | {"function": "f", "traceback": None})
+    assert said == [f"<{path}>:1: UserWarning: slow\n"]
+    assert log.getvalue() == f"{path}:1 slow\n"
+    assert str(path) not in linecache.cache
+
+
+def test_a_line_of_a_file_of_this_process_is_shown(
+    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with any warning."""
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(
+            warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
+        )
+        hearing.event(CALL, 1, "warned", warned("slow", 1, file=__file__))
+    assert said == [f"{__file__}:1: UserWarning: slow\n  from __future__ import annotations\n"]
+
+
+def test_what_is_remembered_of_files_is_bounded(hearing: Hearing) -> None:
+    """A server may name as many as it likes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(2500):
+            hearing.event(CALL, 1, "warned", warned("slow", file=f"{number}.py"))
+    assert len(hearing._registries) <= 1000
+
+
+def test_loggers_are_bounded(hearing: Hearing) -> None:
+    """Those that a server names first are made, the rest is logged by the root."""
+    before = len(logging.root.manager.loggerDict)
+    for number in range(400):
+        hearing.event(CALL, 1, "logged", {**logged("text"), "name": f"made.up{number}"})
+    assert len(logging.root.manager.loggerDict) - before <= 257
+
+
+FIRST, SECOND, CALL = object(), object(), object()
+
+
+def says(heard: HeardBefore, connection: object, number: int, *texts: str) -> list[str]:
+    """Those of the texts that are new."""
+    return [text for text in texts if not heard.was_said(connection, number, ("print", text))]
+
+
+def test_what_a_lost_call_has_said_is_not_said_again() -> None:
+    """As often as it was said, in whatever order; what comes then is new."""
+    heard = HeardBefore()
+    assert says(heard, FIRST, 1, "a", "b", "a") == ["a", "b", "a"]
+    waiting = [heard.is_waiting]
+    heard.lost(CALL, FIRST, 1)
+    waiting.append(heard.is_waiting)
+    heard.again(CALL, SECOND, 7)
+    assert [*waiting, heard.is_waiting] == [False, True, False]
+    assert says(heard, SECOND, 7, "b", "a", "a", "a", "c") == ["a", "c"]
+
+
+def test_it_may_be_lost_once_more() -> None:
+    """All that it has said counts, whether it was said for the first time or not."""
+    heard = HeardBefore()
+    says(heard, FIRST, 1, "a")
+    heard.lost(CALL, FIRST, 1)
+    heard.again(CALL, SECOND, 1)
+    assert says(heard, SECOND, 1, "a", "b") == ["b"]
+    heard.lost(CALL, SECOND, 1)
+    heard.again(CALL, FIRST, 2)
+    assert says(heard, FIRST, 2, "a", "b", "c") == ["c"]
+
+
+def test_other_calls_say_what_they_like() -> None:
+    """Of the same function, over the same connection, and after a loss of one that said nothing."""
+    heard = HeardBefore()
+    says(heard, FIRST, 1, "a")
+    heard.lost(CALL, FIRST, 1)
+    heard.again(object(), SECOND, 1)
+    assert says(heard, SECOND, 1, "a") == ["a"]
+    heard.lost(object(), FIRST, 5)
+    heard.again(CALL, SECOND, 2)
+    assert not heard.is_waiting
+    assert says(heard, SECOND, 2, "a") == []
+
+
+def test_a_call_may_be_made_again_as_another_one() -> None:
+    """One that says of itself how often it was lost."""
+    heard, other = HeardBefore(), object()
+    heard.goes_on_as(CALL, other)
+    says(heard, FIRST, 1, "a")
+    heard.lost(CALL, FIRST, 1)
+    heard.goes_on_as(CALL, CALL)
+    heard.goes_on_as(CALL, other)
+    heard.again(CALL, SECOND, 1)
+    heard.again(other, SECOND, 2)
+    assert says(heard, SECOND, 1, "a") == ["a"]
+    assert says(heard, SECOND, 2, "a") == []
+
+
+def test_it_keeps_the_last_calls() -> None:
+    """However many there are."""
+    heard = HeardBefore()
+    for number in range(1000):
+        says(heard, FIRST, number, "a")
+        heard.lost(object(), FIRST, number)
+    assert len(heard._lost) <= 64
+    for number in range(1000):
+        says(heard, SECOND, number, "a")
+    assert len(heard._said) <= 64
+    heard.after_fork()
+    assert not heard.is_waiting

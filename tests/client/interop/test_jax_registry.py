@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd.interop.jax_registry import (
+    array_class,
+    is_registered,
+    key_dtype,
+    leaf_class,
+    register,
+    structure,
+    unflatten,
+)
+from jaxd.interop.remote_array import RemoteArray
+from jaxd_protocol.errors import ResultError
+from tests.client.fake_keeper import FakeKeeper, alone
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, child: Any, aux: Any) -> None:
+        if aux == "bad":
+            raise ValueError("no such aux")
+        self.child = child
+        self.aux = aux
+
+    def tree_flatten(self) -> Any:
+        return (self.child,), self.aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+        (child,) = children
+        return cls(child, aux)
+
+
+class Stranger:
+    pass
+
+
+def test_a_node_is_made_as_jax_makes_it() -> None:
+    """Of anything as children, containers and None included."""
+    for child in (1, None, [2, {"a": 3}]):
+        made = unflatten(Node, "aux", [child])
+        assert type(made) is Node
+        assert (made.child, made.aux) == (child, "aux")
+
+
+def test_which_classes_are_registered() -> None:
+    """Others cannot be made."""
+    assert is_registered(Node)
+    assert not is_registered(Stranger)
+
+
+@pytest.mark.parametrize(
+    ("cls", "aux", "count"), [(Node, "bad", 1), (Node, 1, 2), (Stranger, 1, 0)]
+)
+def test_what_the_class_does_not_take(cls: Any, aux: Any, count: int) -> None:
+    """Is an error with what to do."""
+    with pytest.raises(ResultError, match="Return dicts"):
+        unflatten(cls, aux, [0] * count)
+
+
+def test_structures() -> None:
+    """A tree that has none is refused."""
+    assert structure({"a": [0, None]}) == jax.tree.structure({"a": [0, None]})
+    with pytest.raises(ResultError):
+        structure({"a": 1, 2: 3})
+
+
+def test_mappings_are_made_of_keys_and_values() -> None:
+    """Which need not be plain, and a defaultdict has what makes more."""
+    key = frozenset({1})
+    assert unflatten(dict, (key,), [2.0]) == {key: 2.0}
+    assert type(unflatten(OrderedDict, (key,), [2.0])) is OrderedDict
+    made = unflatten(defaultdict, (list, (key,)), [2.0])
+    assert (made[key], made["new"]) == (2.0, [])
+    with pytest.raises(ResultError, match="cannot be made here"):
+        unflatten(dict, (key,), [])
+
+
+def test_without_jax_only_mappings_are_registered() -> None:
+    """And jax is not imported to look."""
+    program = (
+        "import sys; from jaxd.interop.jax_registry import is_registered, structure\n"
+        "from jaxd_protocol.errors import ResultError\n"
+        "assert not is_registered(set)\n"
+        "assert is_registered(dict)\n"
+        "try: structure([0])\n"
+        "except ResultError: assert 'jax' not in sys.modules\n"
+        "else: raise SystemExit(1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("aux", "children"), [((1,), []), ((1,), [1, 2]), ((), [1]), ("x", [1])])
+def test_a_dataclass_with_other_fields_is_an_error(aux: Any, children: list[Any]) -> None:
+    """Not the end of the process: jaxlib looks for the children that it expects."""
+
+    @jax.tree_util.register_dataclass
+    @dataclass
+    class Layer:
+        w: Any
+        name: Any = field(metadata={"static": True})
+
+    assert unflatten(Layer, (1,), [2]) == Layer(2, 1)
+    with pytest.raises(ResultError, match="1 children and 1 static fields"):
+        unflatten(Layer, aux, children)
+
+
+VECTOR = np.arange(3, dtype=np.float32)
+
+
+@pytest.fixture
+def keeper() -> FakeKeeper:
+    """Nothing kept so far."""
+    return FakeKeeper()
+
+
+TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
+    "jit": jax.jit(lambda x: x + 1),
+    "grad": jax.grad(lambda x: (x**2).sum()),
+    "value_and_grad": jax.value_and_grad(lambda x: (x**2).sum()),
+    "vmap": jax.vmap(jnp.sin),
+    "jvp": lambda x: jax.jvp(jnp.sin, (x,), (x,)),
+    "vjp": lambda x: jax.vjp(jnp.sin, x)[1](x),
+    "hessian": jax.hessian(lambda x: (x**3).sum()),
+    "checkpoint": jax.checkpoint(jnp.sin),
+    "lax": lambda x: jax.lax.add(x, x),
+    "scan": lambda x: jax.lax.scan(lambda c, a: (c + a, a * 2), 0.0, x),
+    "fori_loop": lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c + i, x),
+    "while_loop": lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: c + 1, x),
+    "cond": lambda x: jax.lax.cond(x[0] < 3, jnp.sin, jnp.cos, x),
+    "map": lambda x: jax.lax.map(jnp.sin, x),
+    "closed over": lambda x: jax.jit(lambda y: x + y)(1.0),
+    "returned": lambda x: jax.jit(lambda: x)(),
+    "donated": lambda x: jax.jit(lambda y: y * 2, donate_argnums=0)(x + 0),
+    "lower": lambda x: jax.jit(jnp.sin).lower(x).compile()(x),
+    "device_put": jax.device_put,
+    "device_put to a device": lambda x: jax.device_put(x, jax.devices()[0]),
+    "device_get": lambda x: jax.device_get({"a": x}),
+    "asarray": jnp.asarray,
+    "tree.map": lambda x: jax.tree.map(lambda a: a + 1, {"a": x, "b": [x]}),
+    "tree.leaves": lambda x: [leaf + 0 for leaf in jax.tree.leaves({"a": x})],
+    "pure_callback": lambda x: jax.pure_callback(np.asarray, jax.typeof(x), x),
+    "nn": jax.nn.softmax,
+    "dlpack": jax.dlpack.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_transformations_take_it(name: str, keeper: FakeKeeper) -> None:
+    """The result is that of the array."""
+    transform = TRANSFORMATIONS[name]
+    ours, theirs = transform(keeper.keep(VECTOR)), transform(jnp.asarray(VECTOR))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.tree.map(type, ours) == jax.tree.map(type, theirs)
+
+
+def test_jit_compiles_once_for_it_and_for_arrays(keeper: FakeKeeper) -> None:
+    """In either order."""
+    traces = []
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        traces.append(x)
+        return x + 1
+
+    for value in (keeper.keep(VECTOR), jnp.asarray(VECTOR), keeper.keep(VECTOR), VECTOR):
+        assert not traced(value).committed
+    assert len(traces) == 1
+
+
+def test_it_is_an_instance_and_its_class_a_subclass(keeper: FakeKeeper) -> None:
+    """Libraries ask for either."""
+    array = keeper.keep(VECTOR)
+    assert all(isinstance(array, kind) for kind in (jax.Array, RemoteArray))
+    assert issubclass(type(array), jax.Array)
+    assert type(array) is leaf_class(RemoteArray)
+    assert type(array).__name__ == "RemoteArray"
+
+
+def test_every_name_of_jaxs_class_is_answered(keeper: FakeKeeper) -> None:
+    """None of the abstract methods of `jax.Array` is inherited."""
+    cls = leaf_class(RemoteArray)
+    inherited = [name for name in vars(jax.Array) if getattr(cls, name) is vars(jax.Array)[name]]
+    assert [name for name in inherited if callable(vars(jax.Array)[name])] == []
+    assert array_class() is type(jnp.asarray(VECTOR))
+
+
+def test_what_it_says_of_itself_is_what_the_array_says(keeper: FakeKeeper) -> None:
+    """Before anything has moved."""
+    for value in (VECTOR, np.arange(3), np.float32(1)):
+        ours = keeper.keep(value)
+        found = (ours.aval, ours.sharding, jax.typeof(ours), ours._committed)
+        assert keeper.moved == 0
+        theirs = alone(keeper, ours.id, ours.leaf).fetch()
+        assert found == (theirs.aval, theirs.sharding, jax.typeof(theirs), theirs._committed)
+        keeper.moved = 0
+    assert key_dtype("rbg") == jax.random.key(0, impl="rbg").dtype
+
+
+def test_the_tables_of_jax_are_where_they_were() -> None:
+    """Fails when jax moves them: find the new place for `register`."""
+    assert RemoteArray in sys.modules["jax._src.core"].pytype_aval_mappings
+    assert callable(sys.modules["jax._src.dtypes"].register_canonicalize_value_handler)
+
+
+def test_where_the_tables_have_moved_the_rest_goes_on(
+    keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators and functions of numpy need no table."""
+    monkeypatch.delitem(sys.modules, "jax._src.core")
+    register(RemoteArray)
+    np.testing.assert_array_equal(keeper.keep(VECTOR) + 1, VECTOR + 1)
+
+
+def test_flax_writes_and_reads_it(keeper: FakeKeeper) -> None:
+    """flax.serialization, a module's parameters, nnx."""
+    flax = pytest.importorskip("flax")
+    nnx = pytest.importorskip("flax.nnx")
+    data = flax.serialization.to_bytes({"a": keeper.keep(VECTOR)})
+    assert data == flax.serialization.to_bytes({"a": jnp.asarray(VECTOR)})
+    back = flax.serialization.from_bytes({"a": keeper.keep(VECTOR)}, data)
+    np.testing.assert_array_equal(back["a"], VECTOR)
+    dense = flax.linen.Dense(2)
+    state = dense.init(jax.random.key(0), VECTOR)
+    held = jax.tree.map(keeper.keep, state)
+    expected = dense.apply(state, VECTOR)
+    np.testing.assert_array_equal(dense.apply(held, keeper.keep(VECTOR)), expected)
+    np.testing.assert_array_equal(nnx.Param(keeper.keep(VECTOR)) + 1, VECTOR + 1)
+
+
+def test_optax_steps_with_it(keeper: FakeKeeper) -> None:
+    """Gradients, parameters and state may all lie on the server."""
+    optax = pytest.importorskip("optax")
+    adam = optax.adam(1e-2)
+    here = {"a": jnp.asarray(VECTOR)}
+    there = {"a": keeper.keep(VECTOR)}
+    expected, _ = adam.update(here, adam.init(here), here)
+    assert keeper.moved == 0
+    held = jax.tree.map(keeper.keep, adam.init(there))
+    found, _ = adam.update(there, held, there)
+    np.testing.assert_array_equal(found["a"], expected["a"])
+    np.testing.assert_array_equal(
+        optax.apply_updates(there, found)["a"], optax.apply_updates(here, expected)["a"]
+    )
+
+
+def test_equinox_takes_it_for_an_array(keeper: FakeKeeper) -> None:
+    """And jit and grad follow."""
+    eqx = pytest.importorskip("equinox")
+    tree = {"a": keeper.keep(VECTOR), "name": "x"}
+    assert eqx.is_array(tree["a"])
+    np.testing.assert_array_equal(eqx.filter_jit(lambda t: t["a"] + 1)(tree), VECTOR + 1)
+    np.testing.assert_array_equal(eqx.filter_grad(lambda t: t["a"].sum())(tree)["a"], np.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_orbax_saves_and_restores_it(keeper: FakeKeeper, tmp_path: Path) -> None:
+    """Handles may also say what is to be restored; nothing moves for that."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", {"a": keeper.keep(VECTOR)})
+        checkpointer.wait_until_finished()
+        moved = keeper.moved
+        back = checkpointer.restore(tmp_path / "state", {"a": keeper.keep(VECTOR)})
+    np.testing.assert_array_equal(back["a"], VECTOR)
+    assert keeper.moved == moved == VECTOR.nbytes
+
+
+def test_jax_may_be_tracing_when_it_is_first_asked() -> None:
+    """What is found then is kept."""
+    array_class.cache_clear()
+
+    def traced(x: Any) -> Any:
+        array_class()
+        return x
+
+    jax.jit(traced)(1.0)
+    assert isinstance(jax.numpy.ones(1), array_class())

@@ -1,0 +1,363 @@
+"""LazyArray is as good as the numpy array that it becomes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd import LazyArray
+from jaxd.interop.lazy_array import BINARY as OPERATORS
+from jaxd.interop.lazy_array import ArrayLike, touched
+
+
+def lazy(array: Any) -> Any:
+    """The same array, untouched so far."""
+    array = np.asarray(array)
+    return LazyArray(array.dtype.name, array.shape, memoryview(array.tobytes()))
+
+
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge,
+    divmod, np.add, np.arctan2, np.maximum,
+]  # fmt: skip
+INTEGER = [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift]
+MATRIX = [operator.matmul, np.dot]
+UNARY = [operator.neg, operator.pos, operator.abs, np.sin, np.sum, list, len, np.asarray, np.shape,
+         np.ndim, np.size, np.mean, copy.copy, copy.deepcopy]  # fmt: skip
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "item": lambda x: x[1, 2],
+    "row": lambda x: x[0],
+    "slice": lambda x: x[:, ::-1],
+    "mask": lambda x: x[x > 2],
+    "ellipsis": lambda x: x[..., None],
+    "in": lambda x: 3.0 in x,
+    "iter": lambda x: [row.tolist() for row in x],
+    "unpack": lambda x: max(*x, key=lambda row: row[0]),
+    "T": lambda x: x.T,
+    "dtype": lambda x: x.dtype,
+    "nbytes": lambda x: x.nbytes,
+    "size": lambda x: x.size,
+    "ndim": lambda x: x.ndim,
+    "shape": lambda x: x.shape,
+    "astype": lambda x: x.astype(np.int8),
+    "reshape": lambda x: x.reshape(3, 2),
+    "sum": lambda x: x.sum(axis=0),
+    "tolist": lambda x: x.tolist(),
+    "tobytes": lambda x: x.tobytes(),
+    "where": lambda x: np.where(x > 2, x, 0),
+    "stack": lambda x: np.stack((x, x, x)),
+    "concatenate": lambda x: np.concatenate([x, np.ones((1, 3))]),
+    "array of a type": lambda x: np.array(x, np.int16),
+    "einsum": lambda x: np.einsum("ij->j", x),
+    "reduce": np.add.reduce,
+    "outer": lambda x: np.multiply.outer(x, x),
+    "allclose": lambda x: np.allclose(x, x),
+    "repr": repr,
+    "str": str,
+    "pickle": lambda x: np.asarray(pickle.loads(pickle.dumps(x))),
+}
+
+
+def same(one: Any, other: Any) -> None:
+    """Both are equal, in dtype as well."""
+    if isinstance(other, tuple | list):
+        assert type(one) is type(other)
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+        return
+    assert np.asarray(one).dtype == np.asarray(other).dtype
+    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+FLOATS = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+INTEGERS = np.array([[1, 2], [3, 4]], np.int32)
+
+
+@pytest.mark.parametrize("function", BINARY)
+@pytest.mark.parametrize("partner", [2, 2.5, np.float32(3), FLOATS[::-1], "itself"], ids=str)
+def test_binary_operations(function: Callable[[Any, Any], Any], partner: Any) -> None:
+    """On either side, with numbers, arrays and each other."""
+    other, lazy_other = (FLOATS, lazy(FLOATS)) if isinstance(partner, str) else (partner, partner)
+    same(function(lazy(FLOATS), lazy_other), function(FLOATS, other))
+    same(function(lazy_other, lazy(FLOATS)), function(other, FLOATS))
+
+
+@pytest.mark.parametrize("function", INTEGER)
+def test_integer_operations(function: Callable[[Any, Any], Any]) -> None:
+    """On either side."""
+    same(function(lazy(INTEGERS), 1), function(INTEGERS, 1))
+    same(function(1, lazy(INTEGERS)), function(1, INTEGERS))
+    same(operator.invert(lazy(INTEGERS)), operator.invert(INTEGERS))
+
+
+@pytest.mark.parametrize("function", MATRIX)
+def test_matrix_operations(function: Callable[[Any, Any], Any]) -> None:
+    """On either side."""
+    same(function(lazy(FLOATS), FLOATS.T), function(FLOATS, FLOATS.T))
+    same(function(FLOATS, lazy(FLOATS.T)), function(FLOATS, FLOATS.T))
+
+
+@pytest.mark.parametrize("function", UNARY)
+def test_functions_of_one_array(function: Callable[[Any], Any]) -> None:
+    """Operators, built-in functions and numpy's."""
+    same(function(lazy(FLOATS)), function(FLOATS))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_everything_else(name: str) -> None:
+    """Indexing, attributes and methods."""
+    same(OTHERS[name](lazy(FLOATS)), OTHERS[name](FLOATS))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
+     operator.imod, operator.ipow],
+)  # fmt: skip
+def test_operations_in_place(function: Callable[[Any, Any], Any]) -> None:
+    """Whoever else holds the array sees the change, as with numpy."""
+    first, expected = lazy(FLOATS), FLOATS.copy()
+    held, changed = first, function(first, 2)
+    function(expected, 2)
+    same(changed, expected)
+    same(held, expected)
+
+
+def test_a_changed_element_stays_changed() -> None:
+    """Also on the way back to a server, and through a pickle."""
+    array = lazy(FLOATS)
+    array[0, 0] = 99
+    assert np.frombuffer(array.raw[2], np.float32)[0] == 99
+    assert pickle.loads(pickle.dumps(array))[0, 0] == 99
+
+
+def test_the_bytes_that_arrived_are_not_changed() -> None:
+    """They may be shared with other arrays of the same message."""
+    data = bytearray(FLOATS.tobytes())
+    array: Any = LazyArray("float32", (2, 3), memoryview(data).toreadonly())
+    array += 1
+    assert data == FLOATS.tobytes()
+
+
+@pytest.mark.parametrize("value", [3, 2.5, True, False, -1], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_a_single_number_converts(value: Any, shape: tuple[int, ...]) -> None:
+    """To Python's numbers."""
+    array = np.full(shape, value)
+    assert int(lazy(array)) == int(value)
+    assert float(lazy(array)) == float(value)
+    assert complex(lazy(array)) == complex(value)
+    assert bool(lazy(array)) is bool(value)
+    assert lazy(array).item() == value
+
+
+def test_an_integer_indexes() -> None:
+    """A 0-d integer counts and indexes; a float does not."""
+    assert [10, 20, 30][lazy(np.int32(1))] == 20
+    assert list(range(lazy(np.int64(2)))) == [0, 1]
+    with pytest.raises(TypeError):
+        operator.index(lazy(np.float32(1)))
+
+
+@pytest.mark.parametrize("convert", [bool, float, int])
+def test_many_numbers_do_not_convert(convert: Any) -> None:
+    """As with numpy."""
+    with pytest.raises((ValueError, TypeError)):
+        convert(lazy(FLOATS))
+
+
+def test_it_has_no_hash_and_no_other_attributes() -> None:
+    """As numpy's arrays have none."""
+    with pytest.raises(TypeError):
+        hash(lazy(FLOATS))
+    with pytest.raises(AttributeError):
+        _ = lazy(FLOATS).no_such_thing
+    with pytest.raises(TypeError):
+        iter(lazy(np.float32(1)))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
+def test_unusual_dtypes(dtype: Any) -> None:
+    """Those of ml_dtypes."""
+    array = np.array([1, 2, 3], dtype)
+    same(lazy(array) + lazy(array), array + array)
+    assert float(lazy(array[0])) == 1.0
+
+
+def test_jax_takes_it() -> None:
+    """In every place where it takes a numpy array."""
+    import jax
+    import jax.numpy as jnp
+
+    np.testing.assert_array_equal(jnp.sin(jnp.asarray(lazy(FLOATS))), jnp.sin(FLOATS))
+    np.testing.assert_array_equal(jax.device_put(np.asarray(lazy(FLOATS))), FLOATS)
+
+
+TEXTS = """
+import json, random, struct, sys
+from jaxd import LazyArray
+
+CODES = {"float64": "d", "float32": "f", "int8": "b", "int16": "h", "int32": "i", "int64": "q",
+         "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}
+FLOATS = ("float32", "float64")
+chance = random.Random(1)
+
+def random_bits(dtype, count):
+    code = CODES[dtype]
+    if code == "?":
+        return [(dtype, b"\\0"), (dtype, b"\\1")]
+    return [(dtype, chance.randbytes(struct.calcsize(code))) for _ in range(count)]
+
+def floats(*values):
+    return [(dtype, struct.pack("<" + CODES[dtype], value)) for value in values for dtype in FLOATS]
+
+usual = floats(0.0, -0.0, 1.0, 0.1, -2.5, 1000.0, 0.0625, 3e-4, 65536.0, 123456.5)
+usual += [case for dtype in CODES if dtype not in FLOATS for case in random_bits(dtype, 20)]
+unusual = floats(1e-4, 9.9e-5, 1e15, 1e16, 123456789.0, 1e10, 16777216.0, 1e-45, 3.4e38, 1 / 3,
+                 1e22, 9999999.5, 12345.678901, float("inf"), float("-inf"), float("nan"))
+unusual += floats(*(chance.uniform(-2, 2) for _ in range(100)))
+unusual += [case for dtype in FLOATS for case in random_bits(dtype, 200)]
+
+def texts(x, dtype):
+    found = [str(x), repr(x), format(x), f"{x}", float(x), bool(x)]
+    return found + ([f"{x:.3f}", f"{x:>12.2e}"] if dtype in FLOATS else [f"{x:5d}"])
+
+def ours(cases):
+    return [texts(LazyArray(dtype, (), memoryview(data)), dtype) for dtype, data in cases]
+
+written = ours(usual)
+loaded = "numpy" in sys.modules
+written += ours(unusual)
+import numpy
+arrays = [numpy.frombuffer(data, dtype).reshape(()) for dtype, data in usual + unusual]
+theirs = [texts(array, array.dtype.name) for array in arrays]
+different = [[a, b] for a, b in zip(written, theirs, strict=True) if repr(a) != repr(b)]
+print(json.dumps([loaded, different]))
+"""
+
+
+def test_single_numbers_are_written_as_numpy_writes_them() -> None:
+    """str, repr, format and conversions of 0-d arrays; the usual ones without importing numpy."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    run = subprocess.run([sys.executable, "-c", TEXTS], env=env, capture_output=True, check=True)
+    loaded, different = json.loads(run.stdout)
+    assert loaded is False
+    assert different == []
+
+
+def test_threads_touch_it_together() -> None:
+    """All of them see one and the same content."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    for _ in range(20):
+        array = lazy(FLOATS)
+        with ThreadPoolExecutor(8) as threads:
+            results = list(threads.map(operator.add, [array] * 16, range(16)))
+        assert [float(result.sum()) for result in results] == [21.0 + 6 * i for i in range(16)]
+
+
+class Stand(ArrayLike):
+    """Stands for a numpy array, and counts how often it is touched."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+        self.shape = self.array.shape
+        self.touches = 0
+
+    def _touched(self) -> Any:
+        self.touches += 1
+        return self.array
+
+
+class Foreign:
+    """Adds itself from the right."""
+
+    __array_priority__ = 1000
+
+    def __radd__(self, other: Any) -> str:
+        return f"{type(other).__name__} + Foreign"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_work_on_either_side(name: str) -> None:
+    """With numbers, arrays, and what else stands for one."""
+    function, array = OPERATORS[name], np.array([[3, 1], [2, 5]])
+    for other in (2, array) if name != "matmul" else (array,):
+        np.testing.assert_array_equal(function(Stand(array), other), function(array, other))
+        np.testing.assert_array_equal(function(other, Stand(array)), function(other, array))
+    np.testing.assert_array_equal(function(Stand(array), Stand(array)), function(array, array))
+
+
+def test_operators_of_other_classes_are_asked() -> None:
+    """They see the array itself."""
+    stand: Any = Stand([1])
+    assert stand + Foreign() == "ndarray + Foreign"
+    with pytest.raises(TypeError):
+        _ = stand + object()
+
+
+@pytest.mark.parametrize(
+    "ask", [len, np.ndim, np.shape, lambda x: x.ndim, lambda x: x.shape, lambda x: hasattr(x, "_x")]
+)
+def test_the_shape_is_known_without_a_touch(ask: Callable[[Any], Any]) -> None:
+    """Length and number of dimensions too; private names belong to nobody."""
+    stand = Stand(np.zeros((2, 3)))
+    ask(stand)
+    assert stand.touches == 0
+
+
+def test_it_converts_and_writes_itself_as_the_array() -> None:
+    """Numbers, texts, formats."""
+    number = Stand(np.float32(2.5))
+    assert (float(number), int(number), bool(number), complex(number)) == (2.5, 2, True, 2.5 + 0j)
+    assert (str(number), repr(number), f"{number:.3f}") == (
+        "2.5",
+        "array(2.5, dtype=float32)",
+        "2.500",
+    )
+    assert operator.index(Stand(3)) == 3
+    with pytest.raises(TypeError, match="unsized"):
+        len(number)
+
+
+def test_it_indexes_and_is_indexed_by_its_kind() -> None:
+    """Also inside a tuple of indices."""
+    array: Any = np.arange(4).reshape(2, 2)
+    rows: Any = Stand([1, 0])
+    stand: Any = Stand(array)
+    np.testing.assert_array_equal(stand[rows], array[::-1])
+    np.testing.assert_array_equal(stand[rows, 0], [2, 0])
+    np.testing.assert_array_equal(array[rows], array[::-1])
+    assert [list(row) for row in reversed(stand)] == [[2, 3], [0, 1]]
+
+
+def test_touched_leaves_everything_else_alone() -> None:
+    """Lists and numbers are what they were."""
+    value = [Stand([1])]
+    assert touched(value) is value
+    assert touched((1, value)) == (1, value)
+    assert isinstance(touched((Stand([1]),))[0], np.ndarray)
+
+
+def test_a_subclass_must_say_how_the_array_is_made() -> None:
+    """There is no default."""
+    with pytest.raises(NotImplementedError):
+        ArrayLike()._touched()
+
+
+def test_dlpack_and_the_array_api_are_the_arrays() -> None:
+    """Both go to the array."""
+    np.testing.assert_array_equal(np.from_dlpack(Stand([1.0, 2.0])), [1.0, 2.0])
+    assert Stand([1]).__array_namespace__() is np

@@ -1,0 +1,136 @@
+"""What the arrays of one call have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.result_batch import DELETED, Origin, Stretch, rows_of
+from jaxd.request.arguments import ArgumentEncoder, encode_arguments
+from jaxd_protocol.jit.static_args import NO_STATICS
+from jaxd_protocol.messages.data_locations import VALUE, Row
+from jaxd_protocol.pytree import Leaf
+from tests.client.fake_keeper import FakeKeeper
+
+if TYPE_CHECKING:
+    import pytest
+
+LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
+
+
+def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
+    """The arrays of one call that returned nine."""
+    origin = Origin(keeper, first, LEAVES)
+    return [RemoteArray.kind()(origin, number) for number in range(9)]
+
+
+def rows(keeper: FakeKeeper, *args: Any) -> list[Row]:
+    """How a call with these arguments says where its data lies."""
+    return rows_of(encode_arguments(args, {}, NO_STATICS, {}, keeper).values)
+
+
+def test_what_stays_together_is_said_at_once() -> None:
+    """However it is spread over the arguments, as long as nothing comes in between."""
+    keeper = FakeKeeper()
+    one = arrays(keeper)
+    assert rows(keeper, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [Row(0, VALUE, 100, 8)]
+    assert rows(keeper, one[:2], 1.0, one[2:]) == [Row(0, VALUE, 100, 1), Row(3, VALUE, 102, 6)]
+
+
+def test_what_does_not_follow_is_said_by_itself() -> None:
+    """Another order, a gap, the same array twice, and arrays of another call with the next ids."""
+    keeper = FakeKeeper()
+    one, other = arrays(keeper), arrays(keeper, 109)
+    assert rows(keeper, one[1], one[0]) == [Row(0, VALUE, 101), Row(1, VALUE, 100)]
+    assert rows(keeper, one[0], one[2]) == [Row(0, VALUE, 100), Row(1, VALUE, 102)]
+    assert rows(keeper, one[3], one[3]) == [Row(0, VALUE, 103), Row(1, VALUE, 103)]
+    assert rows(keeper, one[8], other[0]) == [Row(0, VALUE, 108), Row(1, VALUE, 109)]
+
+
+@jax.tree_util.register_pytree_node_class
+class State:
+    """What a loop carries on, as libraries write it: jax takes it apart."""
+
+    def __init__(self, *leaves: Any) -> None:
+        self.leaves = leaves
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Its leaves."""
+        return self.leaves, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, ...]) -> State:
+        """Another one."""
+        return cls(*leaves)
+
+
+def states(keeper: FakeKeeper) -> Iterator[tuple[Any, ...]]:
+    """Arguments of calls that take some, most of which are not quite what a call has returned."""
+    one, other, stranger = arrays(keeper), arrays(keeper, 109), FakeKeeper().keep(np.ones(3))
+    yield (State(*one),)
+    yield (State(*one[2:5]), State(*one[5:]))  # goes on
+    yield one[0], State(*one[1:3]), one[3], 1.0, State(*one[4:])
+    yield State(one[1], one[0]), State(one[0], one[2]), State(one[3], one[3])
+    yield State(one[7], one[8], *other[:2]), State(one[0], 1.0, one[1]), State(*one[:2], "static")
+    yield State(stranger), State(one[0], stranger), State()
+
+
+def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where it is what a call returned, in its order; otherwise one by one."""
+    keeper, at_once = FakeKeeper(), ArgumentEncoder._as_returned
+
+    def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = encode_arguments(args, {}, NO_STATICS, {}, keeper)
+        arrays = [stretch.arrays for stretch in found.values]
+        return found.skeleton, found.blob, found.owners, rows_of(found.values), arrays
+
+    seen: list[bool] = []
+
+    def noting(encoder: ArgumentEncoder, leaves: list[Any]) -> bool:
+        seen.append(at_once(encoder, leaves))
+        return seen[-1]
+
+    cases = list(states(keeper))
+    monkeypatch.setattr(ArgumentEncoder, "_as_returned", noting)
+    found = list(map(encoded, cases))
+    monkeypatch.setattr(ArgumentEncoder, "_as_returned", lambda *_: False)
+    assert found == list(map(encoded, cases))
+    assert seen == [True] * 5 + [False] * 9
+
+
+def test_each_array_goes_when_nobody_holds_it() -> None:
+    """Once, though it was deleted before; not with the others."""
+    keeper = FakeKeeper()
+    one = arrays(keeper)
+    del one[4]
+    one[0].delete()
+    assert keeper.told == [("drop", 104), ("drop", 100)]
+    assert one[0].origin.gone == {0: DELETED}
+    one.clear()
+    assert sorted(keeper.told) == [("drop", 100 + number) for number in range(9)]
+
+
+def test_some_of_a_stretch_are_given_away() -> None:
+    """By the numbers that they have as leaves of the call."""
+    origin = Origin(FakeKeeper(), 100, LEAVES)
+    stretch = Stretch(3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)])
+    stretch.give((2, 4, 5, 6), "step")
+    assert origin.gone == {6: "step", 7: "step"}
+    stretch.give_back((4, 9))
+    assert origin.gone == {7: "step"}
+    stretch.settle((5,))
+    assert origin.settled == {7}
+
+
+def test_arrays_are_doubtful_when_one_is_gone_or_their_call_has_failed() -> None:
+    """Only then they are looked at one by one."""
+    flights = [None, SimpleNamespace(error=None), SimpleNamespace(error=ValueError())]
+    origins = [Origin(FakeKeeper(), 0, LEAVES, flight) for flight in flights]
+    assert [origin.is_doubtful for origin in origins] == [False, False, True]
+    origins[0].gone[1] = DELETED
+    assert origins[0].is_doubtful

@@ -1,0 +1,557 @@
+"""Calls on values on their way: their order, their number, and what a lost connection means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd.connection.pending import Pending
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.interop.result_batch import Origin, Stretch
+from jaxd.remote_values.pipeline import _ATTEMPTS, AHEAD, Flight, Flights
+from jaxd.request.call_request import Encoded
+from jaxd.transfer.routing import Load
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    LimitExceeded,
+    NoServer,
+    ValuesDied,
+    ValuesLost,
+    WorkerReplaced,
+)
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import BLOCK, Row, Stay, pack_ids, pack_numbers
+from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.pytree import Leaf
+from jaxd_protocol.wire import Frame
+from tests.client.fake_keeper import FakeKeeper
+from tests.end_to_end.gates import in_thread, wait_until
+
+
+class Connection:
+    """Takes requests; the test replies."""
+
+    def __init__(self) -> None:
+        self.shared_reader = self
+        self.alive = True
+        self.sent: list[tuple[int, int, bytes]] = []  # number of call, acked, drops
+        self.data: list[list[bytes]] = []
+        self.left: list[int] = []
+        self.cancelled: list[int] = []
+        self.refuses: Exception | None = None
+        self.interrupts = False
+        self.waiting: list[Pending] = []
+        self.looks: Callable[[], object] = lambda: None
+        self._numbers = iter(range(1, 1000))
+
+    def number(self) -> int:
+        self.looks()
+        return next(self._numbers)
+
+    def launch(
+        self,
+        verb: str,
+        args: tuple[Any, ...],
+        buffers: Sequence[memoryview],
+        pending: Pending,
+        number: int,
+    ) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        stay = Stay.from_bytes(args[5])
+        assert stay is not None
+        self.sent.append((stay.number, stay.acked, args[7]))
+        self.data.append([bytes(one) for one in buffers])
+        self.waiting.append(pending)
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+    def take_what_is_here(self) -> None:
+        pass
+
+    def leave(self, number: int, pending: Pending) -> None:
+        self.left.append(number)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def reply(self, index: int = 0, value: Any = (OK, b"s", b"", b"", b"")) -> None:
+        """The call is done."""
+        pending = self.waiting.pop(index)
+        pending.value, pending.frame = value, Frame(b"")
+        pending.done = True
+        assert pending.then is not None
+        pending.then(pending)
+
+    def lose(self) -> None:
+        """The connection ends."""
+        self.alive = False
+        for pending in self.waiting:
+            pending.error, pending.done = ConnectionLost("lost"), True
+            assert pending.then is not None
+            pending.then(pending)
+
+    def wait(self, pending: Pending, deadline: float | None) -> None:
+        wait_until(lambda: pending.done)
+
+
+class Server:
+    """Connections, one after the other."""
+
+    def __init__(self) -> None:
+        self.connections = [Connection()]
+        self.gone: Exception | None = None
+        self.drops = b""
+        routes: Any = SimpleNamespace(
+            load=lambda call, *_, **__: Load(call.rows, call.buffers), announce=lambda *_: True
+        )
+        connect: Any = self.connect
+        self.put_back: list[bytes] = []
+        self.retried = 0
+        drops: Any = SimpleNamespace(
+            take=lambda: self.drops, put_back=self.put_back.append, retry=self.retry
+        )
+        self.routes = routes
+        sent_before: Any = None
+        self.flights = Flights(connect, routes, drops, sent_before, lambda *_: None)
+
+    def retry(self) -> None:
+        self.retried += 1
+
+    def connect(self) -> Connection:
+        if self.gone is not None:
+            raise self.gone
+        if not self.connections[-1].alive:
+            self.connections.append(Connection())
+        return self.connections[-1]
+
+    def launch(self, ended: Any = None) -> Flight:
+        spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
+        call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
+        flight = Flight(call, None, (), ended)
+        self.flights.launch(flight)
+        return flight
+
+
+@pytest.fixture
+def server() -> Server:
+    """With one connection."""
+    return Server()
+
+
+def numbers(connection: Connection) -> list[int]:
+    """Of the calls that it was sent."""
+    return [number for number, *_ in connection.sent]
+
+
+def test_a_call_that_is_being_sent_is_not_one_that_was_lost(server: Server) -> None:
+    """Whoever has something to tell the server looks at any time, and would wait for it."""
+    seen: list[bool] = []
+    server.connections[0].looks = lambda: seen.append(server.flights.has_stranded())
+    server.launch()
+    assert seen == [False]
+
+
+def test_what_waits_for_lost_calls_is_told_behind_them(server: Server) -> None:
+    """Once, when they are on their way again."""
+    server.launch()
+    server.launch()
+    assert server.retried == 0
+    server.connections[0].lose()
+    server.launch()
+    assert server.retried == 1
+
+
+def test_a_call_that_is_sent_again_counts_as_lost_until_it_goes_out(server: Server) -> None:
+    """What was let go of must not be told before the call that makes it."""
+    seen: list[bool] = []
+    server.launch()
+    server.connections[0].lose()
+
+    def announce(*_: Any) -> bool:
+        seen.append(server.flights.has_stranded())
+        return True
+
+    server.routes.announce = announce
+    server.launch()
+    assert seen == [True, False]
+
+
+def test_a_call_that_cannot_be_sent_again_ends_alone(server: Server) -> None:
+    """Those behind it are sent, and so is the one that found them lost."""
+    first, second = server.launch(), server.launch()
+    server.connections[0].lose()
+    server.connections.append(Connection())
+    refusals = [LimitExceeded("too large for this server")]
+
+    def look() -> None:
+        server.connections[1].refuses = refusals.pop() if refusals else None
+
+    server.connections[1].looks = look
+    third = server.launch()
+    assert isinstance(first.error, LimitExceeded)
+    assert numbers(server.connections[1]) == [second.number, third.number]
+
+
+def test_each_says_up_to_where_replies_have_come(server: Server) -> None:
+    """In whichever order they come."""
+    connection = server.connections[0]
+    first, second, third = (server.launch().number for _ in range(3))
+    assert first < second < third
+    assert [acked for _, acked, _ in connection.sent] == [first] * 3
+    connection.reply(1)
+    server.launch()
+    connection.reply(0)
+    server.launch()
+    assert [acked for _, acked, _ in connection.sent[3:]] == [first, third]
+
+
+def test_only_so_many_are_on_their_way(server: Server) -> None:
+    """The next one waits for the first."""
+    connection = server.connections[0]
+    for _ in range(AHEAD):
+        server.launch()
+    waiting = in_thread(server.launch)
+    assert len(connection.sent) == AHEAD
+    assert not waiting.done()
+    connection.reply()
+    waiting.result(10)
+    assert len(connection.sent) == AHEAD + 1
+
+
+def test_what_was_lost_is_sent_again_first(server: Server) -> None:
+    """In its order, with its number, and with what nobody holds any more."""
+    server.drops = pack_ids([4])
+    first, second = server.launch(), server.launch()
+    server.drops = b""
+    server.connections[0].lose()
+    third = server.launch()
+    again = server.connections[1]
+    assert numbers(again) == [first.number, second.number, third.number]
+    assert [drops for *_, drops in again.sent] == [pack_ids([4])] * 2 + [b""]
+
+
+def test_who_waits_sends_again(server: Server) -> None:
+    """Nobody else would."""
+    flight = server.launch()
+    server.connections[0].lose()
+    waiting = in_thread(server.flights.wait, flight)
+    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    server.connections[1].reply()
+    waiting.result(10)
+    assert flight.error is None
+
+
+def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
+    """Somebody wants to know when it is done; or that there is no server any more."""
+    ended: list[Flight] = []
+    flight = server.launch(ended.append)
+    server.connections[0].lose()
+    wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
+    server.gone = NoServer("gone. Start one.")
+    server.connections[1].lose()
+    wait_until(lambda: ended == [flight])
+    assert isinstance(flight.error, NoServer)
+
+
+def test_what_loses_every_connection_is_given_up(server: Server) -> None:
+    """Something in between may be what ends it."""
+    flight = server.launch()
+    for _ in range(_ATTEMPTS - 1):
+        server.connections[-1].lose()
+        server.flights._recover()
+    server.connections[-1].lose()
+    server.flights.wait(flight)
+    assert isinstance(flight.error, ConnectionLost)
+    assert len(server.connections) == _ATTEMPTS + 1
+
+
+def test_a_call_that_cannot_be_sent_is_none(server: Server) -> None:
+    """It holds nobody up."""
+    server.drops = pack_ids([4])
+    server.connections[0].refuses = LimitExceeded("too large. Send less.")
+    with pytest.raises(LimitExceeded):
+        server.launch()
+    assert server.put_back == [pack_ids([4])]
+    server.connections[0].refuses = None
+    flight = server.launch()
+    assert server.connections[0].sent[-1][1] == flight.number
+
+
+def test_a_call_without_a_server_is_none(server: Server) -> None:
+    """It is not made later, when there is one."""
+    first = server.launch()
+    server.connections[0].lose()
+    server.gone = NoServer("gone. Start one.")
+    with pytest.raises(NoServer):
+        server.launch()
+    server.gone = None
+    last = server.launch()
+    assert numbers(server.connections[1]) == [first.number, last.number]
+
+
+def test_a_reply_that_was_read_by_an_interrupted_thread_counts(server: Server) -> None:
+    """Whoever waits looks for itself."""
+    flight = server.launch()
+    (pending,) = server.connections[0].waiting
+    pending.value, pending.frame, pending.done = (OK, b"s", b"", b"", b""), Frame(b""), True
+    server.flights.wait(flight)
+    assert flight.done
+    assert not server.flights._open
+
+
+def test_when_the_session_is_gone_so_are_its_calls(server: Server) -> None:
+    """Those that were on their way fail with the same error."""
+    flights = [server.launch() for _ in range(3)]
+    error = ValuesLost("gone. Make them again.")
+    server.flights.fail_all(error)
+    assert [flight.error for flight in flights] == [error] * 3
+
+
+def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
+    """The server hears of it; the end is told; it is not sent again when its connection is lost."""
+    ended: list[Flight] = []
+    kept, lost = server.launch(), server.launch()
+    server.flights.abandon(kept, ended.append)
+    assert server.connections[0].cancelled == [kept.request]
+    server.connections[0].reply()
+    assert ended == [kept]
+    server.connections[0].lose()
+    server.flights.abandon(lost, ended.append)
+    assert isinstance(lost.error, ConnectionLost)
+    assert not server.flights._open
+    assert len(server.connections[0].left) == 1
+
+
+@pytest.mark.parametrize("value", [None, (), (OK, b"s"), (OK, b"s", b"", b"123", b"")])
+def test_a_reply_that_is_none_ends_only_its_call(server: Server, value: Any) -> None:
+    """Whoever reads goes on."""
+    flight = server.launch()
+    server.connections[0].reply(0, value)
+    assert flight.error is not None
+    assert not server.flights._open
+
+
+def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
+    """From any thread: the lock is free by then."""
+    told: list[Flight] = []
+
+    def ended(flight: Flight) -> None:
+        told.append(in_thread(server.launch).result(10))
+
+    server.launch(ended)
+    server.flights.fail_all(ValuesLost("gone. Make them again."))
+    assert len(told) == 1
+
+
+def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
+    """It is not sent again; what it has made goes when its reply comes."""
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
+    call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
+    for has_reply in (True, False):
+        connection = server.connections[-1]
+        connection.interrupts = True
+        flight = Flight(call, None)
+        with pytest.raises(KeyboardInterrupt):
+            server.flights.launch(flight)
+        connection.interrupts = False
+        ended: list[Flight] = []
+        server.flights.abandon(flight, ended.append)
+        assert not ended
+        assert not server.flights._open
+        if has_reply:
+            connection.reply()
+            assert flight.error is None
+        else:
+            connection.lose()
+            assert isinstance(flight.error, ConnectionLost)
+        assert ended == [flight]
+
+
+def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> None:
+    """They may have changed: another load is one of the copies."""
+    block: Any = SimpleNamespace(number=3, view=memoryview(bytearray(8)), release=lambda: None)
+
+    def load(call: Encoded, *_: Any, **__: Any) -> Load:
+        block.view[:4] = call.buffers[0]
+        rows = [Row(0, BLOCK, 3, 0)]
+        return Load(rows, call.buffers[1:], [(block, 0)])
+
+    server.routes.load = load
+    server.routes.announce = lambda *_: True
+    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
+    arrays = [bytearray([1] * 4), bytearray([2] * 4)]
+    buffers = [memoryview(each) for each in arrays]
+    call = Encoded(spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=Stay(1, -1, 64))
+    flight = Flight(call, None, is_copied=True)
+    server.flights.launch(flight)
+    for each in arrays:
+        each[:] = bytes([9] * 4)
+    server.routes.load = lambda call, *_, **__: Load((), call.buffers)
+    server.routes.announce = lambda *_: False
+    server.connections[0].lose()
+    server.flights._recover()
+    assert server.connections[1].data == [[bytes([1] * 4), bytes([2] * 4)]]
+
+
+def flight(*donated: int, **more: Any) -> tuple[Flight, list[RemoteArray]]:
+    """A call on three arrays of two origins, and these."""
+    keeper, leaf = FakeKeeper(), Leaf("A", "float32", ())
+    one, other = Origin(keeper, 10, [leaf] * 9), Origin(keeper, 20, [leaf])
+    kind = RemoteArray.kind()
+    arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
+    values = [Stretch(0, one, 4, arrays[:2]), Stretch(2, other, 0, arrays[2:])]
+    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step", reader=None))
+    stay = Stay(7, -1, 1 << 16)
+    call = Encoded(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
+    return Flight(call, None, donated, **more), arrays
+
+
+def takers(arrays: list[RemoteArray]) -> list[str | None]:
+    """Who has the arrays."""
+    return [array.donated_to for array in arrays]
+
+
+def succeeded(*given_up: int) -> tuple[Any, ...]:
+    """The reply of a call that went well."""
+    return (OK, b"skeleton", b"", pack_numbers(given_up), b"")
+
+
+def failed(*given_up: int) -> tuple[Any, ...]:
+    """The reply of a call that did not."""
+    return (FAILED, describe_failure(ArithmeticError("no")), pack_numbers(given_up))
+
+
+def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
+    """Before anything was sent."""
+    _, arrays = flight(1)
+    assert takers(arrays) == [None, "step", None]
+
+
+@pytest.mark.parametrize("reply", [succeeded, failed])
+def test_the_reply_decides_what_was_taken(reply: Any) -> None:
+    """More than was known, or less."""
+    one, arrays = flight(1)
+    one.settle(reply(0, 2), ())
+    assert takers(arrays) == ["step", None, "step"]
+
+
+def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
+    """Then nothing was."""
+    one, arrays = flight(1)
+    one.settle(failed()[:2], ())
+    assert isinstance(one.error, ArithmeticError)
+    assert takers(arrays) == [None] * 3
+
+
+def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
+    """To repeat it would be of no use: the next one has not got these arrays."""
+    one, arrays = flight(1)
+    one.settle((FAILED, describe_failure(WorkerReplaced("repeat it")), b""), ())
+    assert isinstance(one.error, ValuesDied)
+    assert "step needs 3 of them" in str(one.error)
+    assert takers(arrays) == [None] * 3
+
+
+def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
+    """Nobody knows whether the server has it."""
+    one, arrays = flight(1)
+    one.lose(ConnectionError("gone"))
+    assert takers(arrays) == [None, "step", None]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda one: one.settle(succeeded(0, 2), ()), [15]),
+        (lambda one: one.settle(failed(0, 2), ()), [15]),
+        (lambda one: one.refuse(ValueError("no")), [14, 15, 20]),
+        (lambda one: one.lose(ConnectionError("gone")), [14, 15, 20]),
+    ],
+    ids=["succeeds", "fails", "is refused", "is lost"],
+)
+def test_the_server_is_told_of_what_it_does_not_know(end: Any, told: list[int]) -> None:
+    """It need not be told of what it has taken, as it says; of all else that is gone, it must."""
+    one, arrays = flight(0, 2)
+    keeper: Any = arrays[0].keeper
+    end(one)
+    arrays.clear()
+    assert sorted(keeper.told) == [("drop", number) for number in told]
+
+
+def test_what_was_not_made_does_not_come_back_to_life() -> None:
+    """The first end counts: a second one changes nothing."""
+    one, arrays = flight(1)
+    one.lose(ConnectionError("gone"))
+    one.settle(succeeded(), ())
+    one.refuse(ValueError("no"))
+    assert isinstance(one.error, ConnectionError)
+    assert takers(arrays) == [None, "step", None]
+
+
+class Counted:
+    """Stands for data on its way."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self, reply: Any = None) -> None:
+        """Counts."""
+        self.released += 1
+
+
+def test_its_data_is_let_go_once() -> None:
+    """Whatever takes its place, and whenever that comes."""
+    loads: Any = [Counted() for _ in range(3)]
+    one, _ = flight()
+    for load in loads[:2]:
+        one.carry(load, one.call)
+    one.settle(succeeded(), ())
+    one.lose(ConnectionError("gone"))
+    one.carry(loads[2], one.call)
+    assert [load.released for load in loads] == [1, 1, 1]
+
+
+def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
+    """Another one has taken an array in the meantime."""
+    one, arrays = flight(1)
+    arrays[0].origin.gone[4] = "other"
+    one.refuse(ConnectionError("gone"))
+    assert takers(arrays) == ["other", None, None]
+    assert isinstance(one.error, ConnectionError)
+
+
+def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
+    """Though two threads may settle it."""
+    ended: list[Flight] = []
+    one, _ = flight(ended=ended.append)
+    one.settle(succeeded(), ())
+    one.settle(succeeded(), ())
+    one.tell()
+    one.tell()
+    assert ended == [one]
+    assert one.done
+    assert not one.call.values
+
+
+def test_another_structure_than_before_is_an_error() -> None:
+    """What was returned before it had run would not fit."""
+    one, _ = flight()
+    one.skeleton = b"known"
+    one.settle(succeeded(), ())
+    with pytest.raises(Exception, match="another structure"):
+        raise one.error or AssertionError
+    assert one.changed == b"skeleton"
+
+
+def test_numbers_grow_in_the_order_of_sending() -> None:
+    """Whichever was encoded first."""
+    first, second = flight()[0], flight()[0]
+    second.renumber()
+    first.renumber()
+    assert second.number < first.number
+    assert first.call.stay is not None
+    assert first.call.stay.number == first.number

@@ -1,0 +1,171 @@
+"""Calls on values; `end_to_end/test_values` has what users see of them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxd
+from jaxd import Client
+from jaxd.remote_values.pipelined_calls import Shapes, stay_for
+from jaxd_protocol.errors import LimitExceeded, ProtocolError, ResultError
+from jaxd_protocol.messages.data_locations import (
+    EVERYTHING,
+    HOME_BYTES,
+    MOST_NAMED_BYTES,
+    NOTHING,
+    WORTH_A_NAME,
+    unpack_ids,
+)
+from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.sessions import Session
+from jaxd_server.values.store import Values
+from tests.end_to_end.gates import wait_until
+
+
+@pytest.mark.parametrize(
+    ("results", "on_values", "expected"),
+    [
+        ("remote", False, (EVERYTHING, -1)),
+        ("remote", True, (EVERYTHING, -1)),
+        ("auto", False, (HOME_BYTES, HOME_BYTES)),
+        ("auto", True, (EVERYTHING, HOME_BYTES)),
+        ("numpy", True, (NOTHING, NOTHING)),
+        ("jax", True, (NOTHING, NOTHING)),
+    ],
+)
+def test_what_stays(results: Any, on_values: bool, expected: tuple[int, int]) -> None:
+    """By the form in which results are wanted, and whether there are values among the arguments."""
+    stay = stay_for(results, on_values=on_values)
+    assert stay is not None
+    assert (stay.above, stay.home) == expected
+
+
+def test_a_call_that_knows_nothing_of_values_says_nothing_of_them() -> None:
+    """All of its result comes home, as it always did."""
+    assert stay_for("numpy", on_values=False) is None
+
+
+def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None:
+    """The same skeleton may give up another array."""
+    add = client.persistent_call(lambda x, y: x + y, donate_argnums=0)
+    x, y = np.ones(1 << 15, np.float32), client.put(np.ones(1 << 15, np.float32))
+    add(x, y)
+    calls = client.caller.session.values().calls
+    assert len(calls._forms) == 1
+    add(client.put(x), y)
+    assert len(calls._forms) == 2
+    assert {given_up for _, given_up, _ in calls._forms.values()} == {(), (0,)}
+
+
+def test_waiting_for_all_raises_what_the_first_one_raised(client: Client) -> None:
+    """Those that are done already count no more."""
+    client.put(np.ones(1))
+    client.caller.session.values().calls.wait_for_all()
+
+
+def test_after_another_structure_than_before_the_next_call_is_right(client: Client) -> None:
+    """And nothing of the result that did not fit stays on the server."""
+    before = client.statistics().values + 1
+    one = client.persistent_call(lambda x: x + 1)
+    two = client.persistent_call(lambda x: (x + 1, x + 2))
+    x = client.put(np.ones(1 << 15, np.float32))
+    jaxd.wait((one(x), two(x)))
+    wait_until(lambda: client.statistics().values == before)
+    forms = client.caller.session.values().calls._forms
+    first, second = forms
+    forms[second] = forms[first]  # as if it had returned one array before
+    with pytest.raises(ResultError, match="Call it again"):
+        np.asarray(two(x))
+    np.testing.assert_array_equal(np.asarray(two(x)[1]), np.full(1 << 15, 3))
+    gc.collect()  # the error and the array hold each other
+    jaxd.wait(x)
+    wait_until(lambda: client.statistics().values == before)
+
+
+def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) -> None:
+    """Also when another one has begun before it is read."""
+    make = client.persistent_call(lambda x: x + 1)
+    array = make(np.ones(1 << 15, np.float32))
+    values = client.caller.session.values()
+    assert client.caller.session.current().values is values
+    other: Any = object()
+    client.caller.session.remote = other
+    try:
+        again = make(np.ones(1 << 15, np.float32))
+    finally:
+        client.caller.session.remote = values
+    assert again.keeper is array.keeper is values
+
+
+def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
+    """A call that is refused takes nothing with it."""
+    values = client.caller.session.values()
+    values.drops._is_awake = True  # its thread leaves it to the calls
+    values.drop(7)
+    large = np.ones(1 << 20)
+    connection = client.caller.session.connection()
+    connection._channel.writer.max_frame_bytes, limit = 1 << 10, 1 << 30
+    connection.passes_descriptors = False
+    with pytest.raises(LimitExceeded):
+        client.persistent_call(lambda x: x + 1)(large)
+    connection._channel.writer.max_frame_bytes = limit
+    assert 7 in unpack_ids(values.drops.take())
+
+
+LONG = b"T" * WORTH_A_NAME
+
+
+def server() -> Belongings:
+    """The end that is told."""
+    return Belongings(Session("1", "ann"), Values(), 0)
+
+
+def test_a_skeleton_is_said_until_it_was_heard() -> None:
+    """The server reads the same in either case."""
+    shapes, own = Shapes(), server()
+    first, second = shapes.told(LONG), shapes.told(LONG)
+    assert [own.skeleton(told) for told in (first, second)] == [LONG, LONG]
+    assert len(first) > len(LONG)
+    shapes.heard(first)
+    short = shapes.told(LONG)
+    assert len(short) == 2
+    assert own.skeleton(short) == LONG
+
+
+def test_short_ones_are_said() -> None:
+    """They are not worth a name, and the server needs none for them."""
+    assert Shapes().told(LONG[1:]) == LONG[1:]
+    assert server().skeleton(LONG[1:]) == LONG[1:]
+
+
+def test_no_name_is_given_twice() -> None:
+    """When there are no more, skeletons are said as they are."""
+    shapes, own = Shapes(), server()
+    skeletons = [LONG + bytes([n % 256, n // 256]) for n in range(300)]
+    told = [shapes.told(skeleton) for skeleton in skeletons]
+    for each in told:
+        shapes.heard(each)
+    assert [own.skeleton(each) for each in told] == skeletons
+    again = [shapes.told(skeleton) for skeleton in skeletons]
+    assert [len(each) for each in again[:256]] == [2] * 256
+    assert again[256:] == skeletons[256:]
+    assert [own.skeleton(each) for each in again] == skeletons
+
+
+@pytest.mark.parametrize("told", [b"\0\7", b"\0", b"\1", b"\1" + bytes(MOST_NAMED_BYTES)])
+def test_a_name_that_nobody_has_is_refused(told: Any) -> None:
+    """The connection is of no use any more."""
+    with pytest.raises(ProtocolError, match="nobody knows"):
+        server().skeleton(told)
+
+
+def test_the_child_of_a_fork_begins_anew() -> None:
+    """It has a session of its own."""
+    shapes = Shapes()
+    shapes.heard(shapes.told(LONG))
+    shapes.after_fork()
+    assert len(shapes.told(LONG)) > 2

@@ -1,0 +1,131 @@
+"""The arrays of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd import Client
+from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
+from jaxd.remote_values.store import specs_in
+from jaxd_protocol.messages.data_locations import first_id, pack_ids, unpack_ids
+from jaxd_protocol.pytree import Leaf, TreeEncoder
+from tests.end_to_end.gates import wait_until
+
+
+def test_the_arrays_of_a_reply_are_read_from_its_skeleton() -> None:
+    """In order; an object is refused."""
+    encoder = TreeEncoder()
+    encoder.specs([Leaf("A", "float32", (3,)), Leaf("A", "int8", ())])
+    assert [leaf.dtype for leaf in specs_in(encoder.skeleton)] == ["float32", "int8"]
+    with pytest.raises(ProtocolError):
+        specs_in(b"P" + bytes(4))
+
+
+def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) -> None:
+    """For the next call."""
+    values = client.caller.session.values()
+    client.close()
+    assert values._tell(pack_ids([5, 6]))
+    assert unpack_ids(values.drops.take()) == (5, 6)
+
+
+def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
+    """No call needs to come, also when the connection came in between."""
+    values = client.caller.session.values()
+    values.drops.start()
+    client.close()
+    assert values._tell(pack_ids([5, 6]))
+    client.caller.session.connection()
+    wait_until(lambda: not values.drops._gone)
+    answers = iter([True, False, False])
+    values._has_to_wait = lambda: next(answers)  # type: ignore[method-assign]
+    assert values._tell(pack_ids([7]))
+    wait_until(lambda: not values.drops._gone)
+
+
+def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
+    """Each time, and without another connection."""
+    array = client.put(np.ones(3))
+    array.keeper.end("they are gone. Make them again.")
+    client.close()
+    for _ in range(2):
+        with pytest.raises(ValuesLost, match="they are gone"):
+            np.asarray(array)
+    assert not client.caller.session.connected
+
+
+def test_several_come_home_with_one_message(client: Client) -> None:
+    """And are here afterwards."""
+    arrays = [client.put(np.full(10, i)) for i in range(20)]
+    before = client.caller.session.connection().number()
+    client.get(arrays)
+    assert client.caller.session.connection().number() - before <= 2
+    assert all(array.is_here for array in arrays)
+
+
+def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -> None:
+    """Also of calls that returned before they had run."""
+    step = client.persistent_call(lambda state: [x + 1 for x in state])
+    state = client.put([np.full(10, i, np.float32) for i in range(200)])
+    for _ in range(3):
+        state = step(state)
+    before = client.caller.session.connection().number()
+    assert [float(np.asarray(x)[0]) for x in state] == [i + 3 for i in range(200)]
+    assert (
+        client.caller.session.connection().number() - before <= 8
+    )  # two, and what tells of gone arrays
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client, _: client.put([np.ones(100), np.ones(200)]),
+        lambda client, _: client.named("interrupted"),
+        lambda _, there: there[: 1 << 17],
+    ],
+    ids=["put", "named", "part"],
+)
+def test_what_is_made_for_nobody_goes(
+    client: Client, monkeypatch: pytest.MonkeyPatch, make: Callable[[Client, Any], Any]
+) -> None:
+    """Whoever asked for it was interrupted."""
+    there = client.put(np.zeros(1 << 18, np.float32), name="interrupted")
+    answers = len(client.caller.session.values().drops._told)
+    connection = client.caller.session.connection()
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    before = client.statistics().values
+    monkeypatch.setattr(connection.shared_reader, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(client, there)
+    wait_until(lambda: len(client.caller.session.values().drops._told) > answers)
+    wait_until(lambda: client.statistics().values == before)
+    client.forget("interrupted")
+
+
+def test_what_is_put_again_is_not_what_was_put_before(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may yet run, on memory that was given to others: nobody has its arrays."""
+    connection = client.caller.session.connection()
+    ids: list[int] = []
+
+    def lost(verb: str, args: Any, *rest: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        connection.request(verb, args, *rest, **more)
+        ids.append(first_id(args[0]))
+        raise ConnectionLost("gone")
+
+    before = client.statistics().values
+    monkeypatch.setattr(connection, "request", lost)
+    kept = client.put([np.ones(100), np.full(200, 2.0)])
+    assert ids[0] + 1 < kept[0].id
+    assert [float(array[-1]) for array in kept] == [1.0, 2.0]
+    wait_until(lambda: client.statistics().values == before + 2)

@@ -1,0 +1,207 @@
+"""Names of functions on the wire."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd.request.function_snapshot import Identity, Spec
+from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.pickling.unpack.unpickler import unpack_function
+
+
+def fingerprint(function: Any) -> bytes:
+    """That of the function, with no options."""
+    return Identity(function, Options()).fingerprint
+
+
+def make(scale: Any) -> Any:
+    """A function that closes over a value."""
+    return lambda x: x * scale
+
+
+def test_the_same_function_has_the_same_fingerprint() -> None:
+    """Packed again, or made again from the same code with an equal closure."""
+    assert fingerprint(make(2.0)) == fingerprint(make(2.0))
+    assert len(fingerprint(make(2.0))) == 16
+
+
+@pytest.mark.parametrize("other", [3.0, 2, "2.0", (2.0,)], ids=repr)
+def test_another_closure_is_another_function(other: Any) -> None:
+    """In value or in type."""
+    assert fingerprint(make(2.0)) != fingerprint(make(other))
+
+
+HELPERS = "def helper(x):\n    return x + {number}\n\ndef step(x):\n    return helper(x) * 2\n"
+
+
+def test_a_changed_helper_is_another_function() -> None:
+    """What a function calls is part of what it means."""
+
+    def defined(number: int) -> Any:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(HELPERS.format(number=number), names)
+        return names["step"]
+
+    assert fingerprint(defined(1)) == fingerprint(defined(1))
+    assert fingerprint(defined(1)) != fingerprint(defined(2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(static_argnums=(0,)),
+        Options(static_argnames=("x",)),
+        Options(donate_argnums=(0,)),
+        Options(keep_unused=True),
+        Options(inline=True),
+        Options(compiler_options=(("a", 1),)),
+        Options(config=(("jax_enable_x64", True),)),
+        Options(extra_key="a"),
+        Options(extra_key=1),
+        Options(extra_key=True),
+    ],
+    ids=str,
+)
+def test_options_are_part_of_the_key_and_not_of_the_fingerprint(options: Options) -> None:
+    """The same code under other options is sent once and compiled twice."""
+    plain, other = Identity(make(2.0), Options()), Identity(make(2.0), options)
+    assert plain.fingerprint == other.fingerprint
+    assert Spec(plain, Options()).key != Spec(other, options).key
+    assert Spec(other, options).key == Spec(plain, options).key
+
+
+def test_it_has_the_name_that_people_know() -> None:
+    """Also where there is no function object."""
+    import functools
+
+    class Model:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    assert Identity(make, Options()).name == "make"
+    assert Identity(functools.partial(make, 1), Options()).name == "partial"
+    assert Identity(Model(), Options()).name.endswith("Model")
+
+
+def test_static_arguments_are_found_by_position_and_name() -> None:
+    """As jax.jit infers them."""
+
+    def function(x: Any, mode: str, *, flag: bool = False) -> Any:
+        return x
+
+    found = Identity(function, Options(static_argnames=("mode", "flag"))).statics
+    assert (found.positions, found.names) == (frozenset({1}), frozenset({"mode", "flag"}))
+    assert not Identity(function, Options()).statics
+
+
+def test_a_lock_counts_as_such() -> None:
+    """It is made anew where the function runs; who holds it says nothing about a result."""
+    lock, other = threading.Lock(), threading.Lock()
+
+    def holds(x: Any) -> Any:
+        return lock, x
+
+    before = Identity(holds, Options())
+    lock = other
+    assert other.acquire()
+    assert Identity(holds, Options()).fingerprint == before.fingerprint
+    assert before.found.unshared == ()
+    assert before.code
+
+
+def test_what_has_no_content_is_named() -> None:
+    """With the path to it; the function keeps a name of its own in each process."""
+    stream = iter([1.0])
+    numbers = (number for number in stream)
+
+    def draws(x: Any) -> Any:
+        return numbers, x
+
+    identity = Identity(draws, Options())
+    (found,) = identity.found.unshared
+    assert found.path.endswith("draws → numbers")
+    assert found.type_name == "generator"
+    assert identity.fingerprint != Identity(draws, Options()).fingerprint
+    assert not identity.meaning.shared
+
+
+def test_what_has_no_content_is_warned_of() -> None:
+    """In the line that is asked for, with what to do about it."""
+    numbers = (number for number in [1.0])
+    identity = Identity(lambda x: (numbers, x), Options())
+    with pytest.warns(UnsharedWarning, match=r"generator.*ignore='numbers'.*extra_key=") as heard:
+        identity.warn()
+    assert heard[0].filename == __file__
+
+
+def test_a_read_that_no_key_can_hold_is_warned_of() -> None:
+    """The clock stays as it was when the program was built."""
+
+    def stamped(x: Any) -> Any:
+        return x + time.time()
+
+    identity = Identity(stamped, Options())
+    with pytest.warns(TracedReadWarning, match=r"stamped reads the clock \(time.time\)") as heard:
+        identity.warn()
+    assert heard[0].filename == __file__
+    assert identity.meaning.shared
+
+
+def test_what_can_be_neither_in_a_key_nor_carried_is_refused() -> None:
+    """Together with the function that reads it."""
+
+    def reads(x: Any) -> Any:
+        return dict(os.environ), x
+
+    with pytest.raises(PackingError, match=r"reads.*reads the environment"):
+        Identity(reads, Options())
+
+
+def test_it_says_when_it_does_not_hold_any_more() -> None:
+    """The same as before holds again, though the key is the same either way."""
+    scale = 2.0
+
+    def scaled(x: Any) -> Any:
+        return x * scale
+
+    identity = Identity(scaled, Options())
+    assert identity.guards.hold()
+    scale = 3.0
+    assert not identity.guards.hold()
+
+
+def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
+    """By the name that code gives it."""
+
+    def fingerprint_with(stamp: str) -> bytes:
+        def stamped(x: Any) -> Any:
+            return x, stamp
+
+        return Identity(stamped, Options(), ("stamp",)).fingerprint
+
+    assert fingerprint_with("monday") == fingerprint_with("tuesday")
+
+
+def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
+    """An array of more than a megabyte: reading it before each call would take too long."""
+    small, large = np.zeros(1 << 10), np.zeros(1 << 20)
+    assert Identity(lambda x: x + small, Options()).guards.complete
+    pinned = Identity(lambda x: x + large, Options())
+    assert not pinned.guards.complete
+    large[0] = 1.0
+    assert pinned.guards.hold()
+
+
+def test_the_code_is_packed_when_it_is_asked_for_and_once() -> None:
+    """A call of a function that the server knows needs none of it."""
+    identity = Identity(make(2.0), Options())
+    assert identity._packed is None
+    assert identity.code is identity.code
+    assert unpack_function(identity.code).function(3.0) == 6.0

@@ -1,0 +1,270 @@
+"""Which identity stands for a call."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd.request.function_snapshot import Identities, Spec
+from jaxd.request.package_changes import upgrades
+from jaxd_protocol import fingerprint
+from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
+from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.jit.options import Options
+from tests.server.staging import at_once
+from tests.shared.fingerprint.defining import function
+
+X64 = {"jax_enable_x64": True}
+X32 = {"jax_enable_x64": False}
+
+
+def identities(made: Any, *ignored: str) -> Identities:
+    """Those of a function without options."""
+    return Identities(made, Options(), ignored)
+
+
+def settled(found: Identities, skeleton: bytes) -> Spec:
+    """What stands for a call with these arguments."""
+    return found.settle(found.spec(X32), skeleton, X32)
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Each function that is looked at, when it is."""
+    looked: list[Any] = []
+
+    def noted(value: Any, *args: Any, **kwargs: Any) -> Any:
+        looked.append(value)
+        return walk(value, *args, **kwargs)
+
+    monkeypatch.setattr(fingerprint, "walk", noted)
+    return looked
+
+
+def test_nothing_is_looked_at_before_the_first_call(walks: list[Any]) -> None:
+    """A module may decorate functions that it never calls."""
+    found = identities(function("return x"))
+    assert walks == []
+    found.spec(X32)
+    assert len(walks) == 1
+
+
+def test_as_long_as_nothing_changes_it_is_looked_at_once(walks: list[Any]) -> None:
+    """Each configuration has a key of its own."""
+    found = identities(function("return x * RATE", RATE=1))
+    one, again, other = (found.spec(config) for config in (X32, X32, X64))
+    assert one is again
+    assert one.key != other.key
+    assert one.identity is other.identity
+    assert len(walks) == 1
+
+
+def test_after_a_change_there_is_another_key_and_back_the_first(walks: list[Any]) -> None:
+    """At the next call."""
+    made = function("return x * RATE", RATE=1)
+    found = identities(made)
+    keys = []
+    for rate in (1, 2, 1):
+        made.__globals__["RATE"] = rate
+        keys.append(found.spec(X32).key)
+    assert keys[0] == keys[2] != keys[1]
+    assert len(walks) == 3
+
+
+def test_a_change_that_means_nothing_keeps_the_key(walks: list[Any]) -> None:
+    """An equal list in place of another."""
+    made = function("return x * RATES[0]", RATES=[1])
+    found = identities(made)
+    before = found.spec(X32).key
+    made.__globals__["RATES"] = [1]
+    assert found.spec(X32).key == before
+    assert len(walks) == 2
+
+
+def test_an_upgrade_of_a_package_is_looked_at(
+    walks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each; keys name what is installed."""
+    found = identities(function("return x"))
+    found.spec(X32)
+    monkeypatch.setattr(upgrades, "count", upgrades.count + 1)
+    found.spec(X32)
+    found.spec(X32)
+    assert len(walks) == 2
+
+
+def test_what_is_complete_is_settled_at_once(walks: list[Any]) -> None:
+    """Whatever the arguments are."""
+    found = identities(function("return x"))
+    spec = found.spec(X32)
+    assert found.settle(spec, b"one", X32) is found.settle(spec, b"other", X32) is spec
+    assert len(walks) == 1
+
+
+MEMO = "if x not in M: M[x] = x\nreturn M[x]"
+
+
+def test_a_known_signature_keeps_its_key_while_the_function_fills_its_memo(
+    walks: list[Any],
+) -> None:
+    """As with jax.jit, which does not trace again."""
+    memo: dict[Any, Any] = {}
+    found = identities(function(MEMO, M=memo))
+    before = settled(found, b"one").key
+    memo[1] = 1
+    assert settled(found, b"one").key == before
+    assert len(walks) == 1
+
+
+def test_a_new_signature_has_the_memo_as_it_is_then(walks: list[Any]) -> None:
+    """The function is traced for it, so it is looked at again; the first keeps its key."""
+    memo: dict[Any, Any] = {}
+    found = identities(function(MEMO, M=memo))
+    first = settled(found, b"one").key
+    memo[1] = 1
+    other = settled(found, b"other").key
+    assert other != first
+    memo[2] = 2
+    assert settled(found, b"one").key == first
+    assert settled(found, b"other").key == other
+    assert len(walks) == 2
+
+
+def test_a_new_signature_of_an_unchanged_memo_has_the_same_key(walks: list[Any]) -> None:
+    """It is looked at and found to be the same function."""
+    found = identities(function(MEMO, M={}))
+    assert settled(found, b"one") is settled(found, b"other")
+    assert len(walks) == 2
+
+
+def test_a_large_array_is_looked_at_for_each_new_signature() -> None:
+    """Reading it before each call would take too long."""
+    array = np.zeros(1 << 20)
+    found = identities(function("return x + A", A=array))
+    first = settled(found, b"one").key
+    array[0] = 1.0
+    assert settled(found, b"one").key == first
+    assert settled(found, b"other").key != first
+
+
+def test_a_large_array_that_is_replaced_is_noticed() -> None:
+    """The object is another one; signatures that were known are looked at again."""
+    made = function("return x + A", A=np.zeros(1 << 20))
+    found = identities(made)
+    first = settled(found, b"one").key
+    made.__globals__["A"] = np.ones(1 << 20)
+    assert settled(found, b"one").key != first
+
+
+def test_another_change_beside_a_memo_is_noticed() -> None:
+    """Only the memo is pinned; what was pinned under the old key is no longer meant."""
+    memo: dict[Any, Any] = {}
+    made = function(f"y = RATE\n{MEMO}", M=memo, RATE=1)
+    found = identities(made)
+    first = settled(found, b"one").key
+    made.__globals__["RATE"] = 2
+    assert settled(found, b"one").key != first
+
+
+def test_pinned_signatures_are_kept_where_the_function_is_the_same() -> None:
+    """After a change that meant nothing."""
+    memo: dict[Any, Any] = {}
+    made = function(f"y = RATES\n{MEMO}", M=memo, RATES=[1])
+    found = identities(made)
+    pinned = settled(found, b"one").identity
+    made.__globals__["RATES"] = [1]
+    assert settled(found, b"one").identity is pinned
+
+
+def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
+    """Under the same identity."""
+    found = identities(function(MEMO, M={}))
+    specs = [found.settle(found.spec(config), b"one", config) for config in (X32, X64)]
+    assert specs[0].key != specs[1].key
+    assert specs[0].identity is specs[1].identity
+
+
+@pytest.mark.parametrize(
+    ("made", "category"),
+    [
+        (function("return next(S)", S=(n for n in [1])), UnsharedWarning),
+        (function("import time\nreturn time.time(), RATE", RATE=1), TracedReadWarning),
+    ],
+    ids=["no content", "clock"],
+)
+def test_what_is_to_be_said_of_a_function_is_said_once(made: Any, category: Any) -> None:
+    """However often it changes."""
+    found = identities(made)
+    with pytest.warns(category):
+        found.spec(X32)
+    made.__globals__["RATE"] = 2
+    made.__kwdefaults__ = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.spec(X32)
+        found.spec(X64)
+
+
+def test_what_is_ignored_is_not_said() -> None:
+    """The user knows about it."""
+    made = function("return next(S)", S=(n for n in [1]))
+    assert identities(made, "S").spec(X32).key == identities(made, "S").spec(X32).key
+
+
+def test_a_function_that_cannot_be_looked_at_is_tried_again() -> None:
+    """When what was wrong with it is no longer there."""
+    made = function("import sys\nreturn T[0]", T=[])
+    made.__globals__["T"] = __import__("os").environ
+    found = identities(made)
+    for _ in range(2):
+        with pytest.raises(PackingError):
+            found.spec(X32)
+    made.__globals__["T"] = [1]
+    assert found.spec(X32).key
+
+
+def test_threads_that_call_at_once_look_once(walks: list[Any]) -> None:
+    """The others wait for what the first one finds."""
+    found = identities(function("return x"))
+    specs = at_once(8, lambda index: found.spec(X32))
+    assert len({id(spec) for spec in specs}) == 1
+    assert len(walks) == 1
+
+
+def test_in_the_child_of_a_fork_nobody_is_looking() -> None:
+    """A thread of the parent held the lock."""
+    found = identities(function("return x"))
+    found._lock.acquire()
+    found.after_fork()
+    assert found.spec(X32).key
+
+
+def test_while_one_thread_changes_what_another_calls_each_key_is_one_of_both() -> None:
+    """Never a mixture of the two."""
+    made = function("return x * A * helper(x)", A=1)
+    halves = [function("return x", B=1), function("return -x", B=1)]
+    made.__globals__["helper"] = halves[0]
+    expected = set()
+    for half in halves:
+        made.__globals__["helper"] = half
+        expected.add(identities(made).spec(X32).key)
+    found = identities(made)
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            for half in halves:
+                made.__globals__["helper"] = half
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        seen = {found.spec(X32).key for _ in range(300)}
+    finally:
+        done.set()
+        thread.join()
+    assert seen <= expected

@@ -1,0 +1,503 @@
+"""From what came home to what the caller gets."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd import LazyArray, PRNGKeys
+from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.reader import Home, ResultReader, ResultsAs, _read_leaf, checked
+from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.data_locations import Stay
+from jaxd_protocol.pickling.pack.arguments import pack
+from jaxd_protocol.pytree import TreeEncoder, dump_literal
+from jaxd_protocol.pytree.decoder import COUNT
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+class Node:
+    """A class of the user's own that is no dataclass."""
+
+    weights: Any
+
+
+class Writer(TreeEncoder):
+    """Writes results as a server does, objects included."""
+
+    def other(self, value: Any) -> None:
+        if isinstance(value, np.ndarray | np.generic):
+            self.array(np.ascontiguousarray(value).reshape(value.shape))
+        elif isinstance(value, PRNGKeys):
+            self.key(value.impl, value.data)
+        elif isinstance(value, Pair | Node):
+            self._skeleton += (b"O", self.class_name(type(value)))
+            self.node(dict(vars(value)))
+        else:
+            super().other(value)
+
+    def class_name(self, cls: type) -> bytes:
+        return dump_literal((cls.__module__, cls.__qualname__, content_id(cls)))
+
+
+def sent(value: Any) -> tuple[bytes, bytes, list[memoryview]]:
+    """Skeleton, blob and buffers of a result; the blob read-only, the buffers writable."""
+    writer = Writer()
+    writer.node(value)
+    buffers = [memoryview(bytearray(buffer)) for buffer in writer.buffers]
+    return writer.skeleton, writer.blob, buffers
+
+
+MET = {(cls.__module__, cls.__qualname__): cls for cls in (Point, Pair)}
+
+
+def received(value: Any, results: ResultsAs = "numpy", met: Any = MET) -> Any:
+    """The result as a caller gets it."""
+    return ResultReader(met).read(*sent(value), results)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [None, (), [], {}, {"b": (None, [None]), "a": {}}, OrderedDict(z=None, a=()), {(1, "t"): None}],
+    ids=str,
+)
+def test_structures_come_home(tree: Any) -> None:
+    """With types and order."""
+    found = received(tree)
+    assert repr(found) == repr(tree)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.zeros((0, 2), np.int8),
+        np.array(1.5),
+        np.arange(1 << 14).reshape(128, 128),
+        np.ones(3, ml_dtypes.bfloat16),
+        np.ones(5000, ml_dtypes.float8_e5m2),
+    ],
+    ids=["small", "empty", "0-d", "large", "bfloat16", "large float8"],
+)
+@pytest.mark.parametrize("results", ["numpy", "auto", "jax"])
+def test_arrays_come_home(array: Any, results: ResultsAs) -> None:
+    """With dtype, shape and values; as numpy or jax arrays."""
+    import jax
+
+    found = received([array], results)[0]
+    assert isinstance(found, np.ndarray) is (results == "numpy")
+    assert isinstance(found, jax.Array) is (results != "numpy")
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(np.asarray(found), array)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 14])
+def test_numpy_results_can_be_written(size: int) -> None:
+    """Small ones, which arrive together, do not share memory with each other."""
+    first, second = received([np.zeros(size), np.zeros(size)])
+    first += 1
+    assert second.sum() == 0
+
+
+def test_without_numpy_arrays_come_home_lazy() -> None:
+    """And become numpy arrays when touched."""
+    skeleton, blob, buffers = sent([np.arange(3), np.arange(1 << 14)])
+    from jaxd_protocol.pytree import parse_skeleton
+
+    layout = parse_skeleton(skeleton, lambda *_: tuple)
+    small, large = (
+        _read_leaf(leaf, place, blob, buffers, "lazy")
+        for leaf, place in zip(layout.leaves, layout.whole.places, strict=True)
+    )
+    assert type(small) is type(large) is LazyArray
+    np.testing.assert_array_equal(small, np.arange(3))
+    np.testing.assert_array_equal(large, np.arange(1 << 14))
+
+
+def test_keys_come_home_as_keys() -> None:
+    """Typed where there is jax, opaque where there is none."""
+    import jax
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    wire = PRNGKeys("threefry2x32", np.asarray(jax.random.key_data(keys)))
+    found = received(wire, "jax")
+    assert found.dtype == keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(found), wire.data)
+    opaque = received(wire, "numpy")
+    assert (type(opaque), opaque.impl) == (PRNGKeys, "threefry2x32")
+    assert "threefry2x32" in repr(opaque)
+
+
+def test_a_named_tuple_of_this_process() -> None:
+    """Comes home as itself."""
+    found = received(Point(np.float32(1), [np.float32(2)]))
+    assert type(found) is Point
+    assert float(found.y[0]) == 2.0
+
+
+@pytest.mark.parametrize("has_another", [False, True], ids=["unknown", "with other fields"])
+def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> None:
+    """Comes home as one with the same name and fields."""
+    message = sent(Point(np.float32(1), None))
+    met: dict[Any, Any] = {}
+    monkeypatch.delattr(sys.modules[__name__], "Point")
+    if has_another:
+
+        class Other(NamedTuple):
+            z: Any
+
+        Other.__qualname__ = "Point"
+        met = {(__name__, "Point"): Other}
+    found = ResultReader(met).read(*message, "numpy")
+    assert type(found).__name__ == "Point"
+    assert found._fields == ("x", "y")
+    assert (float(found.x), found.y) == (1.0, None)
+
+
+def test_a_dataclass_of_this_process() -> None:
+    """Comes home as itself, without its __init__ being called."""
+    found = received(Pair(np.float32(1), {"deep": np.arange(3)}))
+    assert type(found) is Pair
+    np.testing.assert_array_equal(found.b["deep"], np.arange(3))
+
+
+def test_a_class_that_was_met_while_packing() -> None:
+    """Comes home as itself, wherever it was defined."""
+
+    class Local(Node):
+        pass
+
+    node: Any = Local()
+    node.weights = np.ones(2)
+    found = received(node, met={(Local.__module__, Local.__qualname__): Local})
+    assert type(found) is Local
+    np.testing.assert_array_equal(found.weights, [1, 1])
+
+
+def test_two_classes_of_one_name_are_told_apart() -> None:
+    """A notebook's class before and after an edit: by what they mean."""
+
+    def make(default: int) -> Any:
+        class Config(Node):
+            def width(self) -> int:
+                return default
+
+        return Config
+
+    old, new = make(1), make(2)
+    reader = ResultReader({(old.__module__, old.__qualname__): old})
+    reader.learn({(new.__module__, new.__qualname__): new})
+    for cls in (old, new):
+        node = cls()
+        node.weights = np.ones(1)
+        assert type(reader.read(*sent(node), "numpy")) is cls
+
+
+def test_a_class_of_equal_content_comes_from_the_right_module() -> None:
+    """Two modules may hold the same text."""
+
+    def make(module: str) -> Any:
+        return type("Twin", (Node,), {"__module__": module, "__qualname__": "Twin"})
+
+    twins = [make("one"), make("two")]
+    reader = ResultReader({(cls.__module__, "Twin"): cls for cls in twins})
+    for cls in twins:
+        assert type(reader.read(*sent(cls()), "numpy")) is cls
+
+
+def test_a_class_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is named, with what to do; nothing is imported to find it."""
+    message = sent(Pair(np.float32(1), None))
+    monkeypatch.delattr(sys.modules[__name__], "Pair")
+    with pytest.raises(ResultError, match=r"Pair.*Import the class and use it in the function"):
+        ResultReader({}).read(*message, "numpy")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("subprocess", "Popen"),
+        ("builtins", "eval"),
+        (__name__, "Node"),
+        (__name__, "Pair"),
+    ],
+)
+def test_a_server_cannot_have_anything_called(module: str, name: str) -> None:
+    """Only installed data classes, and classes that this process has itself sent."""
+    skeleton = b"O" + dump_literal((module, name)) + b"D\0\0\0\0"
+    with pytest.raises(JaxdError):
+        ResultReader({}).read(skeleton, b"", [], "numpy")
+
+
+def instance(module: str, name: str, /, **state: bytes) -> bytes:
+    """An object of an installed class with these attributes."""
+    pairs = [dump_literal(key) + value for key, value in state.items()]
+    return b"O" + dump_literal((module, name)) + b"D" + COUNT.pack(len(pairs)) + b"".join(pairs)
+
+
+def registered(module: str, name: str, aux: bytes, *children: bytes) -> bytes:
+    """A node of an installed class."""
+    count = COUNT.pack(len(children))
+    return b"".join((b"G", dump_literal((module, name)), aux, count, *children))
+
+
+def named(kind: str, *detail: Any) -> bytes:
+    """Something of this process, by a name that the server chose."""
+    return b"R" + dump_literal((kind, detail, b"token", "it"))
+
+
+def literal(value: Any) -> bytes:
+    return b"S" + dump_literal(value)
+
+
+def test_an_instance_with_attributes_of_the_servers_choice_is_not_made(tmp_path: Path) -> None:
+    """One of numpy's classes removes the folder that it is told to when it is dropped."""
+    (tmp_path / "kept").mkdir()
+    state = {"_istmpdest": literal(True), "_destpath": literal(str(tmp_path / "kept"))}
+    for module in ("numpy", "numpy.lib.npyio", "numpy.lib._datasource"):
+        skeleton = instance(module, "DataSource", **state)
+        for own in (OwnObjects(), OwnObjects(packages=["numpy"])):
+            with pytest.raises(ResultError):
+                ResultReader({}, own).read(skeleton, b"", [], "numpy")
+    gc.collect()
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        instance("numpy.lib._npyio_impl", "NpzFile", files=literal(("x",))),
+        instance("jax._src.compilation_cache", "CompilationCache"),
+        instance("logging", "FileHandler", baseFilename=literal("/nowhere")),
+        instance("tempfile", "TemporaryDirectory", name=literal("/nowhere")),
+        registered("jax.tree_util", "Partial", named("i", "numpy", "savetxt"), b"T\0\0\0\0", b"N"),
+        registered("functools", "partial", named("i", "os", "system"), b"T\0\0\0\0", b"N"),
+    ],
+    ids=["npz file", "jax's cache", "stdlib", "deletes itself", "Partial", "partial"],
+)
+def test_what_is_no_data_is_not_made(skeleton: bytes) -> None:
+    """Whatever the function deals with."""
+    for packages in ((), ("numpy", "jax")):
+        with pytest.raises(JaxdError):
+            ResultReader({}, OwnObjects(packages=packages)).read(skeleton, b"", [], "numpy")
+
+
+@pytest.mark.parametrize("method", ["__del__", "__reduce__", "__setstate__", "__post_init__"])
+def test_a_class_of_a_package_that_runs_code_of_its_own_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Only data is a server's to fill: a base class counts too, a decorator's method does not."""
+    toolbox = types.ModuleType("toolbox_installed")
+    own: Any = {"__name__": toolbox.__name__}
+    exec(f"class Base:\n def {method}(self, *a): pass\n", own)
+
+    @dataclass
+    class Plain:
+        x: Any
+
+    runs: Any = dataclass(type("Runs", (own["Base"],), {"x": 1, "__module__": toolbox.__name__}))
+    plain = type("Made", (), {"__annotations__": {"x": int}})
+    made: Any = dataclass(frozen=True, slots=True)(plain)
+    for cls in (Plain, runs, made):
+        cls.__module__, cls.__qualname__ = toolbox.__name__, cls.__name__
+        setattr(toolbox, cls.__name__, cls)
+    monkeypatch.setitem(sys.modules, toolbox.__name__, toolbox)
+    monkeypatch.setattr("jaxd_protocol.packages.installed.is_local_module", lambda name: False)
+    for cls, packages in ((Plain, ()), (runs, (toolbox.__name__,))):
+        reader = ResultReader({}, OwnObjects(packages=packages))
+        with pytest.raises(ResultError, match="may not make"):
+            reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
+    for cls in (Plain, made):
+        reader = ResultReader({}, OwnObjects(packages=[toolbox.__name__]))
+        found = reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
+        assert (type(found), found.x) == (cls, 1)
+
+
+def test_a_callable_is_none_that_the_server_names() -> None:
+    """In a field stands what the function brought, or the default that the class itself has."""
+
+    @dataclass
+    class Net:
+        act: Any = len
+        how: Any = None
+
+    met = {(Net.__module__, Net.__qualname__): Net}
+    name = (Net.__module__, Net.__qualname__, content_id(Net))
+    default = named("p", Net.__module__, Net.__qualname__, "act")
+
+    def read(act: bytes, how: bytes) -> Any:
+        state = dump_literal("act") + act + dump_literal("how") + how
+        skeleton = b"O" + dump_literal(name) + b"D" + COUNT.pack(2) + state
+        own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin])
+        return ResultReader(met, own).read(skeleton, b"", [], "numpy")
+
+    brought = read(default, named("i", "numpy", "sin"))
+    assert (brought.act, brought.how) == (len, np.sin)
+    refused = read(named("i", "numpy", "save"), default)
+    assert type(refused.act) is type(refused.how) is RemoteObject
+    assert type(read(named("k", "numpy", "ndarray", b""), literal(1)).act) is RemoteObject
+
+
+def test_what_a_library_calls_is_held_by_arguments_as_well() -> None:
+    """Its own partials, and what lies inside of something that calls."""
+    eqx = pytest.importorskip("equinox")
+    sin = named("i", "numpy", "sin")
+    own = OwnObjects(packages=["equinox", "numpy"], installed=[np.sin, eqx.Partial, eqx.nn.Lambda])
+    name = eqx.Partial.__module__
+    state = {"func": sin, "args": literal(()), "keywords": b"D\0\0\0\0"}
+    held = ResultReader({}, own).read(instance(name, "Partial", **state), b"", [], "numpy")
+    assert type(held.func) is RemoteObject
+    inner = instance(eqx.nn.Lambda.__module__, "Lambda", fn=sin)
+    state["func"] = inner
+    outer = ResultReader({}, own).read(instance(name, "Partial", **state), b"", [], "numpy")
+    assert type(outer.func.fn) is RemoteObject
+
+
+def test_a_class_of_a_package_is_not_made_by_its_content(tmp_path: Path) -> None:
+    """A server can compute the id of a class that an argument holds; it is still installed."""
+    import numpy.lib.npyio
+
+    data_source: Any = numpy.lib.npyio.DataSource
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    module, name = data_source.__module__, data_source.__qualname__
+    cls = dump_literal((module, name, content_id(data_source)))
+    state = dump_literal("_istmpdest") + literal(True)
+    state += dump_literal("_destpath") + literal(str(kept))
+    reader = ResultReader({(module, name): data_source})
+    for skeleton in (
+        b"O" + cls + b"D" + COUNT.pack(2) + state,
+        instance(module, name, _istmpdest=literal(True), _destpath=literal(str(kept))),
+    ):
+        with pytest.raises(ResultError):
+            reader.read(skeleton, b"", [], "numpy")
+    gc.collect()
+    assert kept.exists()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda: lambda x: x,
+        lambda: __import__("optax").adam(1e-3),
+        lambda: np.random.default_rng(0),
+        Node,
+        lambda: np.sin,
+        lambda: np,
+        lambda: type(None),
+        lambda: __import__("jax").jit(len),
+    ],
+    ids=["lambda", "optax", "generator", "own class", "ufunc", "module", "type", "jit"],
+)
+def test_what_pickle_calls_to_make_an_argument_again_is_not_brought(argument: Any) -> None:
+    """A server could have it unpickle, or import: only what the argument holds is brought."""
+    found = pack([argument()], "an argument").installed
+    roots = {module.partition(".")[0] for module, _ in found}
+    assert roots.isdisjoint({"jaxd", "jaxd_protocol", "pickle", "_pickle", "copyreg"})
+    assert not any(name.startswith("_reconstruct") for _, name in found)
+
+
+def test_keys_that_jax_does_not_have_are_an_error_of_ours() -> None:
+    """Whatever the server says of them."""
+    spec = dump_literal("no such kind") + b"".join(sent(np.zeros(2, "u4"))[:1])[1:]
+    with pytest.raises(ProtocolError):
+        ResultReader({}).read(b"K" + spec, bytes(8), [], "jax")
+
+
+def test_what_calls_what_it_holds_calls_only_what_arguments_held() -> None:
+    """A partial, or a dict that makes its values: the function's own callables are not for them."""
+    import jax
+
+    partial = registered("jax.tree_util", "Partial", named("i", "numpy", "sin"), literal(()), b"N")
+    own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin, jax.tree_util.Partial])
+    with pytest.raises(ResultError):
+        ResultReader({}, own).read(partial, b"", [], "numpy")
+    made = registered(
+        "collections", "defaultdict", b"T\0\0\0\2" + named("i", "numpy", "sin") + b"T\0\0\0\0"
+    )
+    with pytest.raises(ResultError):
+        ResultReader({}, own).read(made, b"", [], "numpy")
+    met = {("numpy", "sin"): np.sin}
+    assert ResultReader(met, own).read(made, b"", [], "numpy").default_factory is np.sin
+
+
+def test_a_server_cannot_have_anything_unpickled() -> None:
+    """Pickles travel towards servers only."""
+    import pickle
+
+    data = pickle.dumps(print)
+    with pytest.raises(ProtocolError):
+        ResultReader({}).read(b"Q" + COUNT.pack(len(data)) + data, b"", [], "numpy")
+    with pytest.raises((ProtocolError, ResultError)):
+        ResultReader({}).read(b"P" + COUNT.pack(0), b"", [memoryview(data)], "numpy")
+
+
+def test_data_that_does_not_fit_is_refused() -> None:
+    """Before anything reads beyond its end."""
+    skeleton, blob, buffers = sent([np.ones(3), np.ones(1 << 14)])
+    reader = ResultReader({})
+    for wrong in (
+        (skeleton[:-1], blob, buffers),
+        (skeleton, blob[:-1], buffers),
+        (skeleton, blob, [buffers[0][:-1]]),
+        (skeleton, blob, []),
+        (b"?", b"", []),
+    ):
+        with pytest.raises(ProtocolError):
+            reader.read(*wrong, "numpy")
+
+
+@pytest.mark.parametrize("away", [(2,), (1, 0), (0, 0), (1 << 31,)])
+def test_leaves_that_stay_must_be_there(away: tuple[int, ...]) -> None:
+    """Each once, in order."""
+    skeleton, *_ = sent((np.ones(3), np.ones(3)))
+    with pytest.raises(ProtocolError, match="stay"):
+        ResultReader(MET).read_part(
+            skeleton, Home(b"", (), away), Stay(1, 0, -1), "numpy", lambda *_: []
+        )
+
+
+@pytest.mark.parametrize(
+    "reply", [None, 5, (), (OK,), (OK, 5), (OK, ()), (FAILED, b"x"), (FAILED, 5), [OK, b""]]
+)
+def test_a_reply_that_is_none_is_refused(reply: Any) -> None:
+    """Whatever a server says: the caller gets an error of ours."""
+    with pytest.raises(ProtocolError, match="reply to a call cannot be read"):
+        checked(reply)
+
+
+@pytest.mark.parametrize("reply", [(OK, b"s", b""), (OK, "{}", b"s"), (FAILED, ("m", "n"))])
+def test_a_reply_is_what_it_is(reply: Any) -> None:
+    """A result, what became of a call to warm up, or an exception."""
+    assert checked(reply) is reply
+
+
+@pytest.mark.parametrize(
+    "reply", [(OK, b"s"), (OK, b"s", b"", b""), (OK, b"s", 1, b"", b""), (OK, b"s", b"", b"", 7)]
+)
+def test_a_reply_that_does_not_say_what_came_home_is_refused(reply: Any) -> None:
+    """Of a call that has said what is to stay."""
+    with pytest.raises(ProtocolError):
+        Home.of(reply, ())

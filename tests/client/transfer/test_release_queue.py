@@ -1,0 +1,187 @@
+"""Values that nobody here holds any more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jaxd.transfer.release_queue import Drops
+from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
+from tests.end_to_end.gates import wait_until
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Told:
+    """Notes what the server was told; is of use as often as the test says."""
+
+    def __init__(self, useful: bool = True) -> None:
+        self.messages: list[tuple[int, ...]] = []
+        self.useful = useful
+
+    def __call__(self, ids: bytes) -> bool:
+        self.messages.append(unpack_ids(ids))
+        return self.useful
+
+
+def test_a_call_takes_along_what_is_gone() -> None:
+    """Each once, in order."""
+    drops = Drops(Told())
+    assert drops.take() == b""
+    drops.add(3)
+    drops.add(1)
+    assert unpack_ids(drops.take()) == (3, 1)
+    assert drops.take() == b""
+
+
+def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
+    """Hundreds of them are one."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    for i in range(300):
+        drops.add(i)
+    wait_until(lambda: sum(map(len, told.messages)) == 300)
+    assert len(told.messages) <= 3
+    drops.add(300)
+    wait_until(lambda: told.messages[-1] == (300,))
+
+
+def test_what_could_not_be_told_goes_with_the_next_call() -> None:
+    """Nothing is lost with a connection."""
+    drops = Drops(Told())
+    drops.add(2)
+    drops.put_back(pack_ids([1]))
+    assert unpack_ids(drops.take()) == (2, 1)
+
+
+def test_what_could_not_be_told_is_told_without_a_call() -> None:
+    """But not again and again while nobody can be told."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    drops.put_back(pack_ids([1]))
+    wait_until(lambda: told.messages == [(1,)])
+    drops.add(2)
+
+    def keep(ids: bytes) -> bool:
+        drops.put_back(ids)
+        return True
+
+    drops._tell = keep  # as without a connection
+    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
+    drops._tell = told
+    drops.add(3)
+    wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
+
+
+def test_the_thread_ends_when_nobody_is_there() -> None:
+    """The session is gone."""
+    told = Told(useful=False)
+    drops = Drops(told)
+    drops.start()
+    drops.add(1)
+    assert drops._thread is not None
+    drops._thread.join(10)
+    assert not drops._thread.is_alive()
+    assert told.messages == [(1,)]
+
+
+def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
+    """What went meanwhile is told by that one, and nothing before."""
+    told = Told()
+    drops = Drops(told)
+    drops.again()
+    assert not drops._is_wanted  # there has been nothing to tell
+    drops.start()
+    first = drops._thread
+    drops.stop()
+    drops.stop()
+    assert first is not None
+    first.join(10)
+    assert not first.is_alive()
+    drops.start()  # of a call that was still under way
+    assert drops._thread is None
+    drops.add(1)
+    drops.again()
+    wait_until(lambda: told.messages == [(1,)])
+    drops.add(2)
+    wait_until(lambda: told.messages == [(1,), (2,)])
+
+
+def test_where_there_are_no_more_threads_calls_take_the_news_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next time that one is wanted, it is tried again."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = Told()
+    drops = Drops(told)
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        drops.start()
+        drops.again()
+    drops.add(1)
+    assert unpack_ids(drops.take()) == (1,)
+    drops.add(2)
+    drops.start()
+    wait_until(lambda: told.messages == [(2,)])
+
+
+def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
+    """Who knows that there is somebody again."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    drops.retry()
+
+    def keep(ids: bytes) -> bool:
+        drops.put_back(ids)
+        return True
+
+    drops._tell = keep
+    drops.add(1)
+    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
+    drops._tell = told
+    drops.retry()
+    wait_until(lambda: told.messages == [(1,)])
+
+
+def test_the_child_of_a_fork_tells_nothing() -> None:
+    """The values are its parent's."""
+    drops = Drops(Told())
+    drops.add(1)
+    drops.abandon()
+    drops.add(2)
+    assert drops.take() == b""
+
+
+class Dropped:
+    """Lets go of itself in a garbage collection, as arrays do."""
+
+    def __init__(self, drops: Drops, number: int) -> None:
+        self.itself: Any = self
+        self._drops, self._number = drops, number
+
+    def __del__(self) -> None:
+        self._drops.add(self._number)
+
+
+def test_a_garbage_collection_waits_for_nobody() -> None:
+    """Whatever this very thread was doing, and whatever locks it holds."""
+    told = Told()
+    drops = Drops(told)
+    drops.start()
+    lock = threading.Lock()
+    for i in range(50):
+        Dropped(drops, i)
+    with lock:
+        gc.collect()
+        drops.take()
+        gc.collect()
+    drops.add(50)
+    wait_until(lambda: told.messages[-1:] == [(50,)])

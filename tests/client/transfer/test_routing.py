@@ -1,0 +1,188 @@
+"""How large arrays travel: through blocks, or in the message."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd.transfer import shared_arrays
+from jaxd.transfer.routing import SHARED_BYTES, Routes
+from jaxd.transfer.shared_memory import Pool
+from jaxd_protocol.errors import ConnectionLost, LimitExceeded
+from jaxd_protocol.messages.calls import OK
+from jaxd_protocol.messages.data_locations import BLOCK, PROOF_BYTES, VALUE, Row
+
+
+class Connection:
+    """A server that maps what it is given, and shows what is in it; unless it is to fail."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.passes_descriptors = True
+        self.proof: bytes | None = None
+        self.failure: Exception | None = None
+        self.shared: list[int] = []
+        self.told: list[tuple[str, Any]] = []
+        self._pool = pool
+
+    def request(
+        self, verb: str, args: Any, *, deadline: float | None = None, descriptors: Any = ()
+    ) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        if verb == "adopt":
+            return (OK, bytes(int(deadline or 0))), None
+        number, _ = args
+        self.shared.append(number)
+        (block,) = [b for b in self._pool._blocks.values() if b.number == number]
+        return (OK, bytes(block.view[:PROOF_BYTES]) if self.proof is None else self.proof), None
+
+    def tell(self, verb: str, args: Any) -> None:
+        self.told.append((verb, args))
+
+
+def data(*arrays: Any, rows: tuple[Row, ...] = ()) -> Any:
+    """A call with these arrays beside it, as leaves 1, 2 and so on."""
+    views = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
+    owners = list(range(1, len(views) + 1))
+    return SimpleNamespace(rows=rows, buffers=views, owners=owners, sources={}, heads={})
+
+
+LARGE = np.arange(SHARED_BYTES, dtype=np.uint8)
+SMALL = np.ones(SHARED_BYTES - 1, np.uint8)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    """Of its own."""
+    return Pool(1 << 26)
+
+
+@pytest.fixture
+def connection(pool: Pool) -> Any:
+    """To a server on this machine."""
+    return Connection(pool)
+
+
+def idle(pool: Pool) -> bool:
+    """Whether no block is in use."""
+    with pool._lock:
+        pool._settle()
+        return len(pool._idle) == len(pool._blocks)
+
+
+def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
+    pool: Pool, connection: Any
+) -> None:
+    """Rows say which is where, by leaf; beside those that the call had."""
+    row = Row(0, VALUE, 7)
+    load = Routes(pool).load(data(SMALL, LARGE, rows=(row,)), connection)
+    assert [(r.leaf, r.kind) for r in load.rows] == [(0, VALUE), (2, BLOCK)]
+    assert [len(one) for one in load.buffers] == [len(SMALL)]
+    ((block, offset),) = load.places
+    assert bytes(block.view[offset : offset + len(LARGE)]) == LARGE.tobytes()
+    assert connection.shared == [block.number]
+    assert not idle(pool)
+    load.release()
+    assert idle(pool)
+
+
+def test_a_block_is_announced_once_to_each_connection(pool: Pool, connection: Any) -> None:
+    """And again to another one."""
+    routes, other = Routes(pool), Connection(pool)
+    for one in (connection, connection, other):
+        routes.load(data(LARGE), one).release()
+    assert len(connection.shared) == len(other.shared) == 1
+
+
+def test_what_lies_in_a_block_is_not_copied(pool: Pool, connection: Any) -> None:
+    """Unless its caller may change it before the call is over."""
+    array = shared_arrays.empty(pool, SHARED_BYTES * 2, "u1")
+    routes = Routes(pool)
+    assert routes.lies_in_blocks(data(array[5:]))
+    assert not routes.lies_in_blocks(data(LARGE))
+    ((own, offset),) = routes.load(data(array[5:]), connection).places
+    assert own.address + offset == array[5:].ctypes.data
+    ((copy, _),) = routes.load(data(array[5:]), connection, copied=True).places
+    assert copy is not own
+
+
+@pytest.mark.parametrize("proof", [b"", b"somebody else's!"])
+def test_a_server_that_does_not_see_the_memory_is_sent_everything(
+    pool: Pool, connection: Any, proof: bytes
+) -> None:
+    """From then on, and without asking again; no block stays in use."""
+    connection.proof = proof
+    for _ in range(2):
+        load = Routes(pool).load(data(LARGE), connection)
+        assert (list(load.rows), load.places) == ([], ())
+        assert [bytes(one) for one in load.buffers] == [LARGE.tobytes()]
+    assert len(connection.shared) == 1
+    assert idle(pool)
+
+
+def test_a_server_that_refuses_the_memory_is_sent_everything(pool: Pool, connection: Any) -> None:
+    """It may map as much as it likes."""
+    connection.failure = LimitExceeded("too much. Share less.")
+    assert not Routes(pool).load(data(LARGE), connection).places
+    assert idle(pool)
+
+
+def test_a_connection_that_is_lost_meanwhile_keeps_no_block(pool: Pool, connection: Any) -> None:
+    """The call is made again over another one."""
+    connection.failure = ConnectionLost("lost")
+    with pytest.raises(ConnectionLost):
+        Routes(pool).load(data(LARGE), connection)
+    assert idle(pool)
+
+
+def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
+    """As on a system without such memory."""
+    load = Routes(Pool(SHARED_BYTES // 2)).load(data(LARGE), connection)
+    assert len(load.buffers) == 1
+
+
+def test_room_is_held_by_what_lies_in_it(pool: Pool, connection: Any) -> None:
+    """The block is free when no view of it is left."""
+    found: Any = Routes(pool).room(connection, [100, SHARED_BYTES])
+    found.filled()
+    places, views, _ = found
+    assert [len(view) for view in views] == [100, SHARED_BYTES]
+    assert places[0] == places[2]
+    assert places[1] < places[3]
+    assert not idle(pool)
+    del found, views
+    assert idle(pool)
+
+
+def test_room_that_was_never_filled_is_not_used_again(pool: Pool, connection: Any) -> None:
+    """The server may still write into it."""
+    found: Any = Routes(pool).room(connection, [SHARED_BYTES])
+    block = found.block
+    del found
+    pool.give_back(pool.lease(1) or block)
+    assert block not in pool._blocks.values()
+
+
+def test_there_is_no_room_for_little(pool: Pool, connection: Any) -> None:
+    """It had better be sent."""
+    assert Routes(pool).room(connection, [SHARED_BYTES - 1]) is None
+
+
+def test_the_server_is_asked_as_long_as_the_caller_waits(pool: Pool, connection: Any) -> None:
+    """And no longer."""
+    asked: list[Any] = []
+
+    def spare(call: Any, ask: Any) -> Any:
+        asked.append(ask)
+        raise ConnectionLost("gone")
+
+    def sent_before() -> Any:
+        return SimpleNamespace(spare=spare)
+
+    with pytest.raises(ConnectionLost):
+        Routes(pool).load(data(LARGE), connection, sent_before, deadline=17.0)
+    (ask,) = asked
+    assert ask(b"", b"") == bytes(17)

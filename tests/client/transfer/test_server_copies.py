@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+
+from jaxd.transfer.release_queue import Drops
+from jaxd.transfer.server_copies import Copies, Copy
+from jaxd_protocol.messages.data_locations import unpack_ids
+
+
+class Bench:
+    """Copies of at most 100 bytes, and what the server is told of them."""
+
+    def __init__(self) -> None:
+        self.drops = Drops(lambda _: True)
+        self.copies = Copies(self.drops, 100)
+
+    def begin(self, nbytes: int) -> Copy:
+        copy = self.copies.begin(nbytes)
+        assert copy is not None
+        return copy
+
+    def there(self, nbytes: int) -> Copy:
+        """One that a call has brought."""
+        copy = self.begin(nbytes)
+        self.copies.settle([copy], ready=True)
+        return copy
+
+    def dropped(self) -> tuple[int, ...]:
+        return unpack_ids(self.drops.take())
+
+
+def test_a_copy_can_be_used_once_a_reply_has_said_that_it_is_there() -> None:
+    """Not while it is on its way."""
+    bench = Bench()
+    copy = bench.begin(40)
+    assert not bench.copies.use(copy)
+    bench.copies.settle([copy], ready=True)
+    assert bench.copies.use(copy)
+    assert bench.dropped() == ()
+
+
+def test_no_two_copies_have_the_same_name() -> None:
+    """The server would take one for the other."""
+    bench = Bench()
+    assert len({bench.begin(1).id for _ in range(9)}) == 9
+
+
+def test_a_call_without_a_result_has_brought_nothing() -> None:
+    """Nobody knows: the server lets go of it in case that it is there."""
+    bench = Bench()
+    copy = bench.begin(40)
+    bench.copies.settle([copy], ready=False)
+    assert not bench.copies.use(copy)
+    assert bench.dropped() == (copy.id,)
+    assert len(bench.copies) == 0
+
+
+def test_a_call_that_fails_does_not_change_what_it_referred_to() -> None:
+    """It was there before, and still is."""
+    bench = Bench()
+    copy = bench.there(40)
+    assert bench.copies.use(copy)
+    bench.copies.settle([copy], ready=False)
+    assert bench.copies.use(copy)
+
+
+def test_what_the_server_has_no_room_for_is_marked() -> None:
+    """So that nobody tries again; the others of the same call are there."""
+    bench = Bench()
+    one, two = bench.begin(40), bench.begin(40)
+    bench.copies.settle([one, two], ready=True, refused=[one.id])
+    assert (one.is_refused, two.is_refused) == (True, False)
+    assert (bench.copies.use(one), bench.copies.use(two)) == (False, True)
+
+
+def test_the_least_recently_used_copy_makes_room() -> None:
+    """The server is told; what a call refers to at the moment stays."""
+    bench = Bench()
+    first, second, third = (bench.there(30) for _ in range(3))
+    assert bench.copies.use(first)
+    bench.copies.settle([first], ready=True)
+    assert bench.copies.use(second)
+    bench.there(30)
+    assert bench.dropped() == (third.id,)
+    bench.there(30)
+    assert bench.dropped() == (first.id,)
+    assert second.is_there
+
+
+@pytest.mark.parametrize("nbytes", [101, 41])
+def test_what_has_no_room_is_no_copy(nbytes: int) -> None:
+    """Neither what is too large, nor what would displace copies that are in use."""
+    bench = Bench()
+    bench.begin(60)
+    assert bench.copies.begin(nbytes) is None
+
+
+def test_what_is_forgotten_goes_without_waiting() -> None:
+    """Its room is free for the next one."""
+    bench = Bench()
+    copy = bench.there(60)
+    with bench.copies._lock:  # as when a collection begins in the middle of anything
+        bench.copies.forget(copy)
+    assert bench.dropped() == (copy.id,)
+    bench.begin(100)
+
+
+def test_what_arrives_after_its_call_was_given_up_is_dropped_once_more() -> None:
+    """The first time, the server may not have had it."""
+    bench = Bench()
+    copy = bench.begin(40)
+    bench.copies.settle([copy], ready=False)
+    assert bench.dropped() == (copy.id,)
+    there = bench.there(40)
+    bench.copies.drop_lost([copy, there])
+    assert bench.dropped() == (copy.id,)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import jaxd
+from jaxd_protocol.network.handshake import MAGIC, UNIX, greet_server
+from jaxd_server.auth import acceptor as module
+from jaxd_server.runtime.rate_limit import Allowance
+from tests.server.in_process import Shop
+from tests.server.staging import Log, logged_by, until
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What receptions log."""
+    return logged_by(module, monkeypatch)
+
+
+def test_a_refused_client_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:
+    """With where it came from and why."""
+    client = shop.client()
+    before = client.statistics()
+    address = shop.tcp.removeprefix("tcp://").split(":")
+    with socket.create_connection((address[0], int(address[1])), 30) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    until(lambda: log)
+    ((event, fields),) = log
+    assert event == "client_refused"
+    assert fields["peer"].startswith("127.0.0.1:")
+    assert "does not speak jaxd's protocol" in fields["reason"]
+    assert client.statistics().connections == before.connections
+
+
+def test_those_who_are_refused_do_not_fill_the_log(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some lines for one address there is one a second, which says how many had none."""
+    now = [0.0]
+    place, port = shop.tcp.removeprefix("tcp://").split(":")
+    monkeypatch.setattr(shop.endpoints[1], "_lines", Allowance(2, 1.0, lambda: now[0]))
+
+    def come() -> None:
+        with socket.create_connection((place, int(port)), 30) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""  # logged before it is dropped, or not at all
+
+    for _ in range(5):
+        come()
+    now[0] = 1.0
+    come()
+    assert [fields["not_logged"] for _, fields in log] == [None, None, 3]
+    assert [event for event, _ in log] == ["client_refused"] * 3
+
+
+def test_a_client_that_leaves_early_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:
+    """In the middle of its greeting, too."""
+    with shop.raw() as stranger:
+        stranger.sendall(MAGIC + b"\x00")
+    until(lambda: log)
+    assert log[0][0] == "client_left_early"
+    assert log[0][1]["peer"] == "unix"
+    assert shop.client().statistics().connections == 1
+
+
+def test_a_mistake_of_ours_ends_one_client_only(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is logged with its traceback."""
+    client = shop.client()
+    client.statistics()
+    with monkeypatch.context() as broken:
+        broken.setattr(shop, "welcome", None)
+        for endpoint in shop.endpoints:
+            broken.setattr(endpoint, "_welcome", lambda: 1 / 0)
+        with pytest.raises(jaxd.errors.JaxdError):
+            shop.client().statistics()
+    until(lambda: log)
+    assert log[0][0] == "client_failed"
+    assert client.statistics().connections == 1
+
+
+def test_closing_does_not_shut_the_listener_for_others(shop: Shop) -> None:
+    """The host and the next worker hold the same socket, and get every client from then on."""
+    listener = shop.endpoints[0].listener
+    theirs = listener.dup()
+    shop.endpoints[0].close()
+    until(lambda: listener.fileno() < 0)
+    with theirs, shop.raw() as client:
+        theirs.settimeout(30)
+        accepted, _ = theirs.accept()
+        accepted.sendall(b"hello")
+        assert client.recv(5) == b"hello"
+        accepted.close()
+
+
+def test_accepting_happens_in_a_thread_of_its_own(shop: Shop) -> None:
+    """Named after its address, for whoever reads a stack dump."""
+    names = {thread.name for thread in threading.enumerate()}
+    assert {f"jaxd-accept-{shop.unix}", f"jaxd-accept-{shop.tcp}"} <= names
+
+
+def test_a_process_that_may_open_no_more_files_goes_on_later(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients wait meanwhile; the listener is not given up."""
+
+    class Full:
+        def accept(self) -> Any:
+            monkeypatch.setattr(endpoint, "listener", listener)
+            raise OSError(24, "Too many open files")
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    endpoint = shop.endpoints[0]
+    listener = endpoint.listener
+    shop.client().statistics()  # now it waits for the next one
+    monkeypatch.setattr(endpoint, "listener", Full())
+    assert [shop.client().statistics().connections for _ in range(2)] == [2, 3]
+    assert [event for event, _ in log] == ["cannot_accept"]
+
+
+def test_the_last_files_are_kept_for_those_who_are_here(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New clients wait before a program that runs is short of them."""
+    limits = iter([(8, 8)])
+    getrlimit = resource.getrlimit
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: next(limits, None) or getrlimit(what))
+    assert shop.client().statistics().connections == 1
+    assert [event for event, _ in log] == ["cannot_accept"]
+    assert "8 files are open; the rest is kept" in log[0][1]["reason"]
+
+
+def test_a_process_that_may_have_no_more_threads_goes_on_later(
+    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came is told to come again; the listener is not given up."""
+    endpoint = shop.endpoints[0]
+    shop.client().statistics()
+    accept = endpoint._accept_method
+
+    def fail(sock: Any) -> None:
+        monkeypatch.setattr(endpoint, "_accept_method", accept)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(endpoint, "_accept_method", fail)
+    with shop.raw() as sock, pytest.raises(jaxd.errors.Busy):
+        greet_server(sock, UNIX, {}, None, None)
+    assert shop.client().statistics().connections == 2
+    assert [event for event, _ in log] == ["cannot_serve"]

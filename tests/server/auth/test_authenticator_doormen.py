@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import jaxd
+from jaxd_protocol.errors import AuthenticationFailed, Busy
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.tokens import write_token_file
+from jaxd_server.auth import authenticator
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.authenticator import Admitted, Doormen
+from jaxd_server.config.options import ServerOptions
+from tests.server.auth.test_authenticator import Meeting, with_token
+from tests.server.in_process import Shop
+
+
+def test_the_token_guards_tcp_and_not_the_unix_socket(
+    runtime: Path, open_shop: Callable[..., Shop]
+) -> None:
+    """Whose directory is the lock."""
+    path = str(runtime / "token")
+    token = write_token_file(path)
+    shop = open_shop(token_file=path)
+    for address, given in ((shop.unix, None), (shop.tcp, token)):
+        with jaxd.connect(address, token=given) as client:
+            assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed):
+        jaxd.connect(shop.tcp, token="wrong-token-for-tests-only").statistics()
+
+
+def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
+    """Whoever has tried twenty at one finds no second chance at the next."""
+    path = str(runtime / "token")
+    write_token_file(path)
+    options = ServerOptions(token_file=path, token_dir="none")
+    doormen = Doormen(options, Accounts(options))
+
+    def come(port: int) -> object:
+        keeper = doormen.at(Address.tcp("127.0.0.1", port))
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()) as client,
+            listener.accept()[0] as accepted,
+        ):
+            return type(Meeting((client, accepted), keeper, with_token("wrong")).client)
+
+    assert {come(1) for _ in range(20)} == {AuthenticationFailed}
+    assert come(2) is Busy
+
+
+@pytest.mark.parametrize("guests", [(), (4321,)])
+def test_the_options_say_who_else_may_come(
+    guests: tuple[int, ...], runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a Unix socket another user, where the server was told so."""
+    monkeypatch.setattr(authenticator, "peer_uid", lambda sock: 4321)
+    options = ServerOptions(allow_uids=guests, token_dir="none")
+    keeper = Doormen(options, Accounts(options)).at(Address.unix(f"{runtime}/s.sock"))
+    client, accepted = socket.socketpair()
+    with client, accepted:
+        came = Meeting((client, accepted), keeper, with_token(None)).server
+    assert isinstance(came, Admitted if guests else AuthenticationFailed)
+
+
+def test_an_open_loopback_is_reached_by_those_who_say_so(
+    runtime: Path, open_shop: Callable[..., Shop]
+) -> None:
+    """As it asks for no proof, the address has to say that none is expected."""
+    shop = open_shop(allow_unauthenticated_loopback=True, token_dir="none")
+    with jaxd.connect(f"{shop.tcp}?insecure=1") as client:
+        assert client.statistics().connections == 1
+    with pytest.raises(AuthenticationFailed, match=r"no proof.*\?insecure=1"):
+        jaxd.connect(shop.tcp)

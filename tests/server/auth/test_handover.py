@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.network.handshake import Guest
+from jaxd_protocol.network.versions import this_end
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.auth import handover
+from jaxd_server.auth.authenticator import Admitted
+from jaxd_server.auth.handover import Usher, hand_over
+
+ME = Guest(this_end({"jax": "1"}), "session", "uid:7", 3)
+
+
+@pytest.fixture
+def worker(runtime: Path) -> Iterator[socket.socket]:
+    """Where a worker listens."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{runtime}/w.sock")
+        listening.listen()
+        listening.settimeout(30)
+        yield listening
+
+
+@pytest.fixture
+def client() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A client's connection: its end, and the door's."""
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        yield theirs, ours
+
+
+def taken(worker: socket.socket, principal: str = "uid:7") -> Admitted:
+    """What the worker makes of who comes next."""
+    line, _ = worker.accept()
+    try:
+        return Usher(principal).admit(line)
+    except BaseException:
+        line.close()  # as a reception does
+        raise
+
+
+def test_a_plain_connection_goes_over_itself(
+    worker: socket.socket, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """The worker speaks with the client, and the door is not needed any more."""
+    theirs, ours = client
+    ours.settimeout(5)  # as after a handshake
+    hand_over(worker.getsockname(), Admitted(ours, "uid:7", ME, proof="p")).close()
+    ours.close()
+    admitted = taken(worker)
+    with closing(admitted.line) as line:
+        line.sendall(b"welcome")
+        assert theirs.recv(7) == b"welcome"
+        theirs.sendall(b"hello")
+        assert line.recv(5) == b"hello"
+    assert theirs.recv(1) == b""  # nobody else holds it open
+    assert (admitted.principal, admitted.proof, admitted.account) == ("uid:7", "p", None)
+    assert admitted.guest == ME
+
+
+def test_what_only_the_door_can_read_goes_over_the_line(worker: socket.socket) -> None:
+    """Of which nothing is read that belongs to the client."""
+    with hand_over(
+        worker.getsockname(), Admitted(cast("TlsSocket", object()), "uid:7", ME)
+    ) as line:
+        line.sendall(b"from the client")
+        admitted = taken(worker)
+        with closing(admitted.line) as inner:
+            assert inner.recv(100) == b"from the client"
+    assert admitted.guest == ME
+    assert admitted.proof is None
+
+
+def test_a_stock_client_is_handed_over_as_it_came(
+    worker: socket.socket, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """It has said nothing of itself, and may take its time to say something."""
+    hand_over(worker.getsockname(), Admitted(client[1], "uid:7")).close()
+    admitted = taken(worker)
+    with closing(admitted.line) as line:
+        assert admitted.guest is None
+        assert line.gettimeout() is None
+
+
+def test_a_client_of_somebody_else_is_refused(
+    worker: socket.socket, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """Its connection ends."""
+    theirs, ours = client
+    hand_over(worker.getsockname(), Admitted(ours, "uid:8", ME)).close()
+    ours.close()
+    with pytest.raises(ProtocolError, match="uid:8 came to another one's worker"):
+        taken(worker)
+    assert theirs.recv(1) == b""
+
+
+def test_only_the_servers_user_hands_over(
+    worker: socket.socket, client: tuple[socket.socket, socket.socket], monkeypatch: Any
+) -> None:
+    """Also where somebody else could get at the socket."""
+    hand_over(worker.getsockname(), Admitted(client[1], "uid:7", ME)).close()
+    monkeypatch.setattr(handover, "peer_uid", lambda sock: os.getuid() + 1)
+    with pytest.raises(ProtocolError, match="own door"):
+        taken(worker)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x00\x00", b"\x00\x00\x00\x09{", b"\x7f\x00\x00\x00"])
+def test_half_a_message_is_none(worker: socket.socket, said: bytes) -> None:
+    """A door that dies in the middle, or nonsense."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(worker.getsockname())
+        line.sendall(said)
+    with pytest.raises((EOFError, ProtocolError)):
+        taken(worker)
+
+
+def test_where_no_worker_listens_that_is_an_error(
+    runtime: Path, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """For the door to tell of."""
+    with pytest.raises(FileNotFoundError):
+        hand_over(f"{runtime}/nobody.sock", Admitted(client[1], "uid:7", ME))
+
+
+def test_a_worker_that_takes_nobody_in_holds_up_nobody(
+    runtime: Path, client: tuple[socket.socket, socket.socket]
+) -> None:
+    """Once as many wait for it as can, the door does not wait as well."""
+    path = f"{runtime}/full.sock"
+    admitted = Admitted(client[1], "uid:7", ME)
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:
+        listening.bind(path)
+        listening.listen(1)
+        for _ in range(2):
+            waiting.enter_context(hand_over(path, admitted))
+        with pytest.raises(BlockingIOError):
+            hand_over(path, admitted)

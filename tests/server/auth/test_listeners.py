@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from jaxd_protocol.errors import CannotListen
+from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.listeners import listening_on
+
+FREE_PORT = Address.tcp("127.0.0.1", 0)
+
+
+def unix(path: Path) -> Address:
+    return Address.unix(str(path))
+
+
+def leave_a_dead_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+
+
+def test_a_missing_directory_is_made_private(runtime: Path) -> None:
+    """Nobody else can enter it, and the socket file goes with the server."""
+    path = runtime / "new" / "server.sock"
+    with listening_on([unix(path)]):
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
+    """With the command that mends it."""
+    runtime.chmod(0o755)
+    with (
+        pytest.raises(CannotListen, match=f"chmod 700 {runtime}"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass
+
+
+def mode_of(path: Path) -> int:
+    """Who may do what with it."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_socket_for_others_can_be_reached_and_not_replaced(runtime: Path) -> None:
+    """Its folder can be entered and not changed; what lies beside it stays our own."""
+    folder = runtime / "shared"
+    ours, theirs = folder / "s.sock.control", folder / "s.sock"
+    with (
+        listening_on([unix(theirs)], for_others=True),
+        listening_on([unix(ours)], beside_others=True),
+    ):
+        assert [mode_of(path) for path in (folder, theirs, ours)] == [0o711, 0o666, 0o600]
+    with listening_on([unix(runtime / "own" / "s.sock")]):
+        assert mode_of(runtime / "own" / "s.sock") == 0o600
+
+
+@pytest.mark.parametrize("for_others", [False, True])
+def test_a_link_of_somebody_else_is_not_followed(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, for_others: bool
+) -> None:
+    """It may lead elsewhere by the time that the socket is made; one of our own may be used."""
+    folder, link = runtime / "folder", runtime / "link"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o711 if for_others else 0o700)
+    link.symlink_to(folder)
+    with listening_on([unix(link / "s.sock")], for_others=for_others):
+        assert (folder / "s.sock").is_socket()
+    lstat = os.lstat
+
+    def of_another(path: Any, **more: Any) -> Any:
+        found = lstat(path, **more)
+        if not stat.S_ISLNK(found.st_mode):
+            return found
+        return os.stat_result((*found[:4], os.getuid() + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", of_another)
+    with (
+        pytest.raises(CannotListen, match="another user has made"),
+        listening_on([unix(link / "s.sock")], for_others=for_others),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o777, "can change"), (0o700, "have to enter")])
+def test_a_folder_that_is_not_fit_for_others_is_refused(
+    runtime: Path, mode: int, words: str
+) -> None:
+    """With the command that makes it fit."""
+    folder = runtime / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    with (
+        pytest.raises(CannotListen, match=f"{words}.*chmod 711 {folder}"),
+        listening_on([unix(folder / "s.sock")], for_others=True),
+    ):
+        pass
+    (runtime / "file").touch()
+    with (
+        pytest.raises(CannotListen, match="cannot make the directory"),
+        listening_on([unix(runtime / "file" / "folder" / "s.sock")], for_others=True),
+    ):
+        pass
+
+
+def test_the_socket_of_a_dead_server_is_replaced(runtime: Path) -> None:
+    """A crash does not have to be cleaned up by hand."""
+    path = runtime / "server.sock"
+    leave_a_dead_socket(path)
+    with listening_on([unix(path)]), socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+
+
+def test_the_socket_of_a_living_server_is_left_alone(runtime: Path) -> None:
+    """The error names the two ways out, and the other server still answers."""
+    path = runtime / "server.sock"
+    with listening_on([unix(path)]):
+        with (
+            pytest.raises(
+                CannotListen, match=r"already answers at .*`jaxd stop`.*another --listen"
+            ),
+            listening_on([unix(path)]),
+        ):
+            pass
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
+
+
+def test_a_file_that_is_no_socket_is_left_alone(runtime: Path) -> None:
+    """A mistyped path does not cost the user a file."""
+    path = runtime / "thesis.tex"
+    path.write_text("years of work")
+    with pytest.raises(CannotListen, match="is no socket"), listening_on([unix(path)]):
+        pass
+    assert path.read_text() == "years of work"
+
+
+def test_a_socket_that_somebody_else_put_there_is_not_removed(runtime: Path) -> None:
+    """At its end a server removes its own file only."""
+    path = runtime / "server.sock"
+    with listening_on([unix(path)]):
+        path.rename(runtime / "kept, so that its inode is not used again")
+        leave_a_dead_socket(path)
+    assert path.exists()
+
+
+def test_a_path_that_is_too_long_is_refused(runtime: Path) -> None:
+    """With the limit, and before anything is made."""
+    path = runtime / ("x" * 60) / ("y" * 60)
+    with pytest.raises(CannotListen, match=r"may have 107.*XDG_RUNTIME_DIR"):
+        listening_on([unix(path)]).__enter__()
+    assert not path.parent.exists()
+
+
+def test_port_0_becomes_the_port_that_was_given(runtime: Path) -> None:
+    """The listener's address is the one that clients can use."""
+    with listening_on([FREE_PORT]) as (listener,):
+        assert listener.address.port == listener.socket.getsockname()[1] != 0
+
+
+def test_a_port_in_use_is_named(runtime: Path) -> None:
+    """With the way to a free one."""
+    with listening_on([FREE_PORT]) as (first,):
+        port = first.address.port
+        with (
+            pytest.raises(CannotListen, match=rf"port {port} .*tcp://127\.0\.0\.1:0 takes a free"),
+            listening_on([first.address]),
+        ):
+            pass
+
+
+def test_a_host_that_does_not_exist_is_named(runtime: Path) -> None:
+    """A name that no resolver knows is the user's to correct."""
+    nowhere = Address.tcp("nowhere.invalid", 0)
+    with (
+        pytest.raises(CannotListen, match=r"nowhere.invalid:0.*another --listen"),
+        listening_on([nowhere]),
+    ):
+        pass
+
+
+def test_nothing_stays_open_when_a_later_address_fails(runtime: Path) -> None:
+    """A failed start leaves the machine as it was."""
+    path = runtime / "server.sock"
+    with pytest.raises(CannotListen), listening_on([unix(path), Address.unix("/" + "x" * 200)]):
+        pass
+    assert not path.exists()
+
+
+def test_a_full_disk_is_named_when_the_directory_is_made(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says that room is what is missing."""
+    monkeypatch.setattr(os, "makedirs", no_room)
+    with (
+        pytest.raises(CannotListen, match=r"No space left.*Free some room"),
+        listening_on([unix(runtime / "new" / "server.sock")]),
+    ):
+        pass
+
+
+def test_a_full_disk_is_named_when_the_socket_is_bound(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when only the socket file itself found no room."""
+    monkeypatch.setattr(socket.socket, "bind", no_room)
+    with (
+        pytest.raises(CannotListen, match="no room on its disk"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass
+
+
+def no_room(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_file_left_to_open_is_said_as_anything_else_that_is_in_the_way(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may pass, and is no fault of the program's."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("jaxd_server.auth.listeners.socket.socket", fail)
+    with (
+        pytest.raises(CannotListen, match="Too many open files"),
+        listening_on([unix(runtime / "server.sock")]),
+    ):
+        pass

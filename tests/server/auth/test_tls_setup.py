@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.network.accounts import add_account
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.certificates import certificate_of, fingerprint_of
+from jaxd_protocol.network.tokens import default_token_file, read_token_file
+from jaxd_server.auth.listeners import Listener
+from jaxd_server.auth.tls_setup import invitations, own_certificate_file, ready_for_tls
+from jaxd_server.config.options import ServerOptions
+from tests.certificates import authority, signed
+
+ANYWHERE = (Address.tls("0.0.0.0", 0),)
+
+
+def test_without_tls_nothing_is_made(runtime: Path) -> None:
+    """And nothing is printed."""
+    options = ServerOptions()
+    assert ready_for_tls(options) is options
+    with socket.socket() as sock:
+        assert invitations(options, [Listener(Address.tcp("localhost", 1), sock)]) == []
+    assert not (runtime / "config").exists()
+
+
+def test_token_and_certificate_are_made_once(runtime: Path) -> None:
+    """On the first start; later ones find them."""
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE))
+    assert options.token_file == default_token_file()
+    token = read_token_file(default_token_file())
+    assert options.tls_cert == options.tls_key == own_certificate_file()
+    assert ready_for_tls(ServerOptions(listen=ANYWHERE)) == options
+    assert read_token_file(default_token_file()) == token
+    assert ready_for_tls(options) == options
+
+
+def test_what_is_given_is_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the environment, a certificate of one's own."""
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
+    certificate, key = signed()
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
+    assert (options.token_file, options.tls_cert, options.tls_key) == (None, certificate, key)
+    assert not (runtime / "config").exists()
+
+
+def test_a_certificate_that_cannot_be_used_ends_the_start(runtime: Path) -> None:
+    """Before a worker is started for it."""
+    options = ServerOptions(listen=ANYWHERE, tls_cert=signed().certificate, tls_key=authority().key)
+    with pytest.raises(ConfigurationError, match="--tls-key"):
+        ready_for_tls(options)
+
+
+def test_the_line_names_the_certificate(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the server made is known by its fingerprint; the token lies under ~ there too."""
+    monkeypatch.setenv("HOME", str(runtime))
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE))
+    pin = fingerprint_of(certificate_of(own_certificate_file()))
+    token = " JAXD_TOKEN_FILE=~/config/jaxd/token"
+    here = socket.gethostname()
+    for host, port, advertise, name in [
+        ("0.0.0.0", 99, None, f"{here}:99"),
+        ("::", 99, None, f"{here}:99"),
+        ("gpu-host", 99, None, "gpu-host:99"),
+        ("0.0.0.0", 99, "gpu.example.org", "gpu.example.org:99"),
+        ("0.0.0.0", 99, "gpu.example.org:443", "gpu.example.org:443"),
+    ]:
+        asked = replace(options, advertise=advertise)
+        with socket.socket() as sock:
+            (line,) = invitations(asked, [Listener(Address.tls(host, port), sock)])
+        assert line == f"export JAXD_SERVER='tls://{name}#sha256={pin}'{token}"
+
+
+def test_a_certificate_of_ones_own_is_checked_by_name(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So there is no fingerprint; and a token of the environment is not printed."""
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
+    certificate, key = signed()
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
+    with socket.socket() as sock:
+        (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
+    assert line == "export JAXD_SERVER=tls://gpu-host:1 JAXD_TOKEN=…"
+
+
+def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> None:
+    """The line leaves the place for the file of whoever types it."""
+    folder = str(runtime / "tokens")
+    add_account("alice", folder)
+    options = ready_for_tls(ServerOptions(listen=ANYWHERE, token_dir=folder))
+    assert options.token_file is None
+    with socket.socket() as sock:
+        (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
+    assert line.endswith(" JAXD_TOKEN_FILE=…")
+
+
+def line_of(options: ServerOptions, address: Address) -> list[str]:
+    """What is printed for one listener."""
+    with socket.socket() as sock:
+        return invitations(options, [Listener(address, sock)])
+
+
+def test_the_line_of_a_server_that_anybody_could_answer_for_says_so(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `?insecure=1` no client would speak with it; one with a token needs no such words."""
+    beyond, near = Address.tcp("0.0.0.0", 99), Address.tcp("127.0.0.1", 99)
+    opened = ServerOptions(allow_unauthenticated_loopback=True)
+    assert line_of(opened, near) == ["export JAXD_SERVER='tcp://127.0.0.1:99?insecure=1'"]
+    monkeypatch.setenv("JAXD_TOKEN", "a-secret-for-tests-and-no-more")
+    assert line_of(opened, near) == []
+    private = ServerOptions(insecure_plaintext=True, advertise="gpu-host")
+    assert line_of(private, beyond) == [
+        "export JAXD_SERVER='tcp://gpu-host:99?insecure=1' JAXD_TOKEN=…"
+    ]
+
+
+def test_the_line_for_other_users_names_whose_server_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else their clients would take it for a stranger's; root's is trusted as it is."""
+    shared = ServerOptions(allow_uids=(1000,))
+    place = Address.unix("/run/jaxd/s.sock")
+    monkeypatch.setattr(os, "getuid", lambda: 999)
+    assert line_of(shared, place) == ["export JAXD_SERVER='unix:///run/jaxd/s.sock?uid=999'"]
+    assert line_of(ServerOptions(), place) == []
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert line_of(shared, place) == []

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd.results.local_objects import OwnObjects
+from jaxd.results.reader import RemoteObject, ResultReader, ResultsAs
+from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
+from jaxd_protocol.pickling.unpack.object_tokens import recall
+from jaxd_server.codec.results import ResultForm, pack_result, result_form
+from jaxd_server.jax_compat.programs import out_leaves
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(slots=True)
+class Slotted:
+    w: Any
+
+
+class _Node:
+    """One child, and nothing else that counts."""
+
+    child: Any
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.child,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+        node = cls.__new__(cls)
+        node.child = children[0]
+        return node
+
+
+@jax.tree_util.register_pytree_node_class
+class Box(_Node):
+    """Keeps a number of its own beside the child."""
+
+    def __init__(self, child: Any) -> None:
+        self.child = child
+        self.label = "a box"
+
+
+class _WithSlot:
+    __slots__ = ("child",)
+
+
+@jax.tree_util.register_pytree_node_class
+class HalfSlotted(_WithSlot, _Node):
+    """Its child is in a slot, and it has a `__dict__` too."""
+
+
+@jax.tree_util.register_pytree_node_class
+class Named(_Node):
+    """Says itself how it is to be pickled."""
+
+    def __reduce__(self) -> Any:
+        return Named, ()
+
+
+@jax.tree_util.register_pytree_node_class
+class Table(dict[str, Any]):
+    """A dict of another class, as some libraries have them."""
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: tuple[Any, ...]) -> Table:
+        return cls(zip(names, values, strict=True))
+
+
+class Count(int):
+    """A number that is more than a number."""
+
+
+CLASSES = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (Point, Layer, Frozen, Slotted, Box, HalfSlotted, Named, Table)
+}
+
+
+def packed(result: Any) -> tuple[ResultForm, bytes, list[memoryview]]:
+    """A result's form, and its data."""
+    leaves, structure = jax.tree.flatten(result)
+    form = result_form(leaves, structure)
+    return form, *pack_result(leaves, form)[:2]
+
+
+def home(result: Any, results: ResultsAs = "numpy") -> Any:
+    """What the client makes of a result, when it has sent the classes."""
+    for cls in CLASSES.values():
+        arrived(cls)
+    form, blob, buffers = packed(result)
+    return ResultReader(CLASSES).read(form.skeleton, blob, buffers, results)
+
+
+def arrived(cls: Any) -> None:
+    """Has the server know a class as one of its clients'."""
+    with server_table.making():
+        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
+        server_table.class_of(name, lambda: cls)
+
+
+def run(tree: Any) -> Any:
+    """The tree as `jax.jit` returns it."""
+    return jax.jit(lambda tree: tree)(tree)
+
+
+def test_plain_containers_come_home_as_they_are() -> None:
+    """With None in its place and the values where they were."""
+    tree = {"b": [np.float32(1), (np.int8(2), None)], "a": (), "c": {}}
+    result = home(run(tree))
+    assert str(jax.tree.structure(result)) == str(jax.tree.structure(tree))
+    assert jax.tree.map(float, result) == {"b": [1.0, (2.0, None)], "a": (), "c": {}}
+
+
+def test_ordered_dicts_keep_their_order() -> None:
+    """Which jax keeps as well."""
+    result = home(run(OrderedDict(z=1.0, a=2.0)))
+    assert type(result) is OrderedDict
+    assert [(name, float(value)) for name, value in result.items()] == [("z", 1.0), ("a", 2.0)]
+
+
+def test_default_dicts_come_home_with_what_makes_their_values() -> None:
+    """A class or function that the client's own function or arguments have; no other."""
+    form, blob, buffers = packed(run(defaultdict(list, a=1.0)))
+    with pytest.raises(ResultError, match="cannot be made here"):
+        ResultReader(CLASSES).read(form.skeleton, blob, buffers, "numpy")
+    reader = ResultReader(CLASSES, OwnObjects(installed=[list]))
+    result = reader.read(form.skeleton, blob, buffers, "numpy")
+    assert type(result) is defaultdict
+    assert result.default_factory is list
+    assert float(result["a"]) == 1.0
+
+
+def test_named_tuples_keep_their_class() -> None:
+    """Nested ones too."""
+    result = home(run(Point(1.0, Point(2.0, None))))
+    assert type(result) is type(result.y) is Point
+    assert (float(result.x), float(result.y.x), result.y.y) == (1.0, 2.0, None)
+
+
+@pytest.mark.parametrize("cls", [Layer, Frozen])
+def test_dataclasses_keep_their_class(cls: Any) -> None:
+    """Frozen ones and those with slots as well."""
+    result = home(run(cls(np.ones(3, np.float32), None)))
+    assert type(result) is cls
+    assert (result.w.tolist(), result.b) == ([1, 1, 1], None)
+
+
+def test_dataclasses_with_slots_keep_their_class() -> None:
+    """They have no `__dict__` to read."""
+    assert home(run(Slotted(2.0))).w == 2.0
+
+
+def test_registered_classes_come_home_with_all_their_attributes() -> None:
+    """Those that jax does not see are part of them too."""
+    box = Box(1.0)
+    result = home(box.tree_unflatten(None, (jnp.asarray(3.0),)))
+    assert type(result) is Box
+    assert float(result.child) == 3.0
+    box.child = jnp.ones(2)
+    leaves, structure = jax.tree.flatten(box)
+    assert home(jax.tree.unflatten(structure, leaves)).child.tolist() == [1, 1]
+
+
+def test_attributes_in_slots_of_a_base_class_come_home() -> None:
+    """A `__dict__` is not always the whole of an instance."""
+    half = HalfSlotted()
+    half.child = jnp.asarray(4.0)
+    assert float(home(half).child) == 4.0
+
+
+def test_objects_that_are_more_than_their_attributes_come_home_through_jax() -> None:
+    """As `jax.jit` makes them: from what is registered for their class."""
+    named = home(Named.tree_unflatten(None, (jnp.ones(1),)))
+    assert type(named) is Named
+    assert named.child.tolist() == [1.0]
+    table = home(Table(a=jnp.ones(1), b=(jnp.zeros(2),)))
+    assert type(table) is Table
+    assert (list(table), table["a"].tolist(), table["b"][0].tolist()) == (["a", "b"], [1], [0, 0])
+
+
+def test_data_that_jax_does_not_see_is_no_data() -> None:
+    """A value in an attribute is part of the structure: the client gets a token for it."""
+    extras: tuple[Any, ...] = (Count(3), np.ones(2), {frozenset(): len})
+    for extra in extras:
+
+        @jax.tree_util.register_pytree_node_class
+        class Holder(_Node):
+            @classmethod
+            def tree_unflatten(cls, _: None, children: tuple[Any], extra: Any = extra) -> Any:
+                holder = super().tree_unflatten(None, children)
+                holder.extra = extra
+                return holder
+
+        arrived(Holder)
+        form, blob, _ = packed(Holder.tree_unflatten(None, (jnp.ones(1),)))
+        met = {(Holder.__module__, Holder.__qualname__): Holder}
+        found = ResultReader(met).read(form.skeleton, blob, (), "numpy")
+        assert type(found.extra) is RemoteObject
+        assert recall(found.extra.token) is extra
+
+
+def test_a_dict_with_unusual_keys_comes_home() -> None:
+    """Keys that are the client's own objects, or copies of what is plain inside."""
+    found = home({frozenset({1}): jnp.ones(1), frozenset({2}): jnp.zeros(2)})
+    assert {key: value.shape for key, value in found.items()} == {
+        frozenset({1}): (1,),
+        frozenset({2}): (2,),
+    }
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_come_home(impl: str) -> None:
+    """With their implementation, beside ordinary arrays."""
+    keys = jax.random.split(jax.random.key(1, impl=impl))
+    result = home({"keys": keys, "x": jnp.ones(2)}, "jax")
+    assert result["keys"].dtype == keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(result["keys"]), jax.random.key_data(keys))
+
+
+def test_weak_types_come_home() -> None:
+    """So that what is computed with a result has the dtype that it has without a server."""
+    weak, strong = home((jnp.asarray(1.0) * 2, jnp.asarray(1.0, jnp.float32)), "jax")
+    assert (weak.weak_type, strong.weak_type) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.bool_, np.complex64, np.uint8]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (100, 100)])
+def test_all_dtypes_and_shapes_come_home(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Small ones in the blob, large ones beside it."""
+    array = jnp.ones(shape, dtype)
+    result = home(array)
+    assert (result.dtype, result.shape) == (array.dtype, shape)
+    np.testing.assert_array_equal(result, np.asarray(array))
+
+
+def test_large_arrays_travel_beside_the_message_without_a_copy() -> None:
+    """The buffer is the memory of the result itself."""
+    array = jnp.arange(10_000, dtype=jnp.float32)
+    _, blob, (buffer,) = packed([array, jnp.ones(3)])
+    assert len(blob) == 12
+    assert np.frombuffer(buffer, "u1").ctypes.data == array.unsafe_buffer_pointer()
+
+
+def test_the_form_of_a_result_is_found_out_once() -> None:
+    """Then it takes the leaves alone, in jax's order."""
+    form, _, _ = packed({"b": jnp.ones(2), "a": jnp.zeros(())})
+    blob, _, _ = pack_result([jnp.full((), 7.0), jnp.full(2, 3.0)], form)
+    assert ResultReader(CLASSES).read(form.skeleton, blob, (), "numpy")["b"].tolist() == [3, 3]
+
+
+KEPT: list[Any] = [
+    None,
+    (),
+    {"a": jnp.ones(()), "b": [jnp.ones(1, int), None]},
+    OrderedDict(z=jnp.ones(1), a=jnp.ones(2)),
+    Point(jnp.ones(1), Point(jnp.ones(3), None)),
+    Layer(jnp.ones(3), {}),
+    Box(jnp.ones(2)),
+    Table(a=jnp.ones(1)),
+    jnp.ones(10_000),
+    [jnp.ones((), jnp.int8), jnp.ones(3, jnp.bfloat16), jnp.ones((2, 2), jnp.complex64)],
+    {"key": jax.random.key(1), "keys": jax.random.split(jax.random.key(2, impl="rbg"))},
+]
+
+
+@pytest.mark.parametrize("result", KEPT, ids=lambda result: type(result).__name__)
+def test_a_form_is_its_skeleton_and_its_order(result: Any) -> None:
+    """Nothing else has to be kept: the rest is made from them, without any class."""
+    arrived(Table)
+    form, blob, buffers = packed(result)
+    again = ResultForm.of(form.skeleton, form.order)
+    assert again == form
+    assert pack_result(jax.tree.leaves(result), again) == (blob, buffers, ())
+
+
+def test_a_form_can_be_made_before_there_is_a_result() -> None:
+    """From what jax says of the leaves while it lowers."""
+    function = jax.jit(lambda x: {"weak": x * 2, "key": jax.random.key(0), "x": (jnp.ones(3), x)})
+    lowered = function.lower(1.0)
+    form = result_form(out_leaves(lowered), lowered.out_tree)
+    assert form == packed(function(1.0))[0]
+    assert (len(form.layout.leaves), form.keys) == (4, True)
+
+
+@jax.tree_util.register_pytree_node_class
+class Marked(_Node):
+    """Each one that is made gets a number that is more than a number."""
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Any:
+        marked = super().tree_unflatten(None, children)
+        marked.extra = Count(3)
+        return marked
+
+
+def test_only_a_form_without_tokens_lasts() -> None:
+    """A token names an object of this process."""
+    for cls in (Box, Marked):
+        arrived(cls)
+    assert packed(Box(jnp.ones(1)))[0].is_lasting
+    assert packed(Point(jnp.ones(1), {"a": jax.random.key(0)}))[0].is_lasting
+    assert not packed(Marked.tree_unflatten(None, (jnp.ones(1),)))[0].is_lasting
+
+
+@pytest.mark.parametrize("skeleton", [b"", b"garbage", b"\x00", b"T\xff\xff\xff\xff"])
+def test_what_is_no_skeleton_is_no_form(skeleton: bytes) -> None:
+    """With the error that other unreadable messages have."""
+    with pytest.raises(ProtocolError):
+        ResultForm.of(skeleton, ())

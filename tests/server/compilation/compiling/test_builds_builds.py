@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import (
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    ProtocolError,
+)
+from jaxd_server.compilation.compiling.builds import Build, Builds, check_wanted, in_turn
+from jaxd_server.runtime.threads.cancellation import Interest
+from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.user_code.interrupt import run_interruptibly
+from tests.server.staging import PATIENCE_S, at_once, join, start, until
+
+
+class Bakery:
+    """Makes one thing while others ask for it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.left: list[Build] = []
+        self.builds: Builds[str, str] = Builds(left=self.left.append, **options)
+        self.table: dict[str, str] = {}
+        self.made = 0
+        self.failures: list[BaseException] = []
+
+    def build(self, key: str = "bread") -> Build | None:
+        """What is being made."""
+        return self.builds._builds.get(key)
+
+    def waiting(self, key: str = "bread") -> int:
+        """How many wait for it."""
+        build = self.build(key)
+        return 0 if build is None else len(build.waiting)
+
+    def ask(self, key: str, others: int = 0) -> str:
+        """Asks for it; whoever makes it first lets `others` join."""
+        return self.builds.run(key, lambda: self.table.get(key), lambda: self.make(key, others))
+
+    def make(self, key: str, others: int) -> str:
+        """Fails as often as there are failures; only the first one waits for others."""
+        self.made += 1
+        until(lambda: self.waiting(key) > others or self.made > 1)
+        if self.failures:
+            raise self.failures.pop()
+        self.table[key] = f"{key} {self.made}"
+        return self.table[key]
+
+    def given_up(self, make: Any, key: str = "bread") -> tuple[Interest, list[Any]]:
+        """Asks in a thread of its own, whose interest the test can take away."""
+        interest = Interest()
+        outcomes: list[Any] = []
+
+        def ask() -> None:
+            try:
+                outcomes.append(self.builds.run(key, lambda: self.table.get(key), make, interest))
+            except Exception as error:  # noqa: BLE001  the test looks at it
+                outcomes.append(error)
+
+        start(ask)
+        return interest, outcomes
+
+
+def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
+    """It is made once, and they wait."""
+    bakery = Bakery()
+    assert at_once(8, lambda _: bakery.ask("bread", others=7)) == ["bread 1"] * 8
+    assert (bakery.made, bakery.builds._builds) == (1, {})
+
+
+def test_what_is_in_the_table_is_not_made_again() -> None:
+    """Nor does anybody wait for it."""
+    bakery = Bakery()
+    assert [bakery.ask("bread") for _ in range(3)] == ["bread 1"] * 3
+    assert bakery.made == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("burnt"), SystemExit(3)])
+def test_a_failure_reaches_all_who_waited_and_is_not_remembered(error: BaseException) -> None:
+    """The next one who asks makes it anew."""
+    bakery = Bakery()
+    bakery.failures = [error]
+    seen: list[BaseException] = []
+
+    def ask(_: int) -> None:
+        try:
+            bakery.ask("bread", others=3)
+        except BaseException as raised:  # noqa: BLE001  the test looks at it
+            seen.append(raised)
+
+    at_once(4, ask)
+    assert seen == [error] * 4
+    assert bakery.ask("bread") == "bread 2"
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
+def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
+    """Whoever waited for its answer asks a client of its own, and one is enough for all."""
+    bakery = Bakery()
+    bakery.failures = [error]
+
+    def ask(index: int) -> str:
+        return bakery.ask("bread", others=3)
+
+    outcomes = at_once(4, ask)
+    assert sum(outcome is error for outcome in outcomes) == 1
+    assert set(outcomes) - {error} <= {"bread 2", "bread 3", "bread 4"}
+
+
+def test_a_trace_is_interrupted_when_nobody_waits() -> None:
+    """Who waited is released at once, and the next who asks has it made anew."""
+    bakery, reached = Bakery(), threading.Event()
+
+    def make() -> str:
+        def trace() -> None:
+            reached.set()
+            for _ in itertools.count():
+                pass
+
+        run_interruptibly(trace)
+        return "never"
+
+    interest, outcomes = bakery.given_up(make)
+    assert reached.wait(PATIENCE_S)
+    build = bakery.build()
+    assert build is not None
+    interest.give_up(Cancelled("not wanted."))
+    until(lambda: outcomes and build.future.done())
+    assert isinstance(outcomes[0], Cancelled)
+    assert bakery.left == [build]
+    assert bakery.ask("bread") == "bread 1"
+
+
+def test_a_trace_goes_on_for_those_who_still_wait() -> None:
+    """One who is given up leaves alone."""
+    bakery, go = Bakery(), threading.Event()
+
+    def make() -> str:
+        run_interruptibly(lambda: go.wait(PATIENCE_S))
+        return "bread"
+
+    leaving, left = bakery.given_up(make)
+    until(lambda: bakery.waiting() == 1)
+    _, stayed = bakery.given_up(make)
+    until(lambda: bakery.waiting() == 2)
+    leaving.give_up(Cancelled("not wanted."))
+    until(lambda: left)
+    go.set()
+    until(lambda: stayed)
+    assert isinstance(left[0], Cancelled)
+    assert stayed == ["bread"]
+
+
+def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
+    """A compilation goes on, and who asks meanwhile joins it."""
+    bakery, reached, go = Bakery(), threading.Event(), threading.Event()
+
+    def make() -> str:
+        bakery.made += 1
+        reached.set()
+        assert go.wait(PATIENCE_S)
+        bakery.table["bread"] = "bread"
+        return "bread"
+
+    interest, outcomes = bakery.given_up(make)
+    assert reached.wait(PATIENCE_S)
+    interest.give_up(Cancelled("not wanted."))
+    until(lambda: outcomes)
+    _, later = bakery.given_up(make)
+    until(lambda: bakery.waiting() == 1)
+    go.set()
+    until(lambda: later)
+    assert (later, bakery.made) == (["bread"], 1)
+
+
+def test_what_waits_for_its_turn_is_dropped() -> None:
+    """It takes no turn, and is not begun."""
+    bakery, room = Bakery(), Turnstile(1)
+    assert room.enter(None)
+
+    def make() -> str:
+        with in_turn(room, "bread"):
+            bakery.made += 1
+            return "bread"
+
+    interest, outcomes = bakery.given_up(make)
+    until(lambda: len(room) == 1)
+    interest.give_up(Cancelled("not wanted."))
+    until(lambda: outcomes and not bakery.builds._builds)
+    assert (len(room), bakery.made) == (0, 0)
+    room.leave()
+    assert bakery.builds.run("bread", lambda: None, make) == "bread"
+
+
+def test_what_is_traced_for_nobody_is_not_compiled() -> None:
+    """When it could not be interrupted in time."""
+    bakery, reached, go = Bakery(), threading.Event(), threading.Event()
+    compiled: list[str] = []
+
+    def make() -> str:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+        check_wanted()
+        compiled.append("it")
+        return "bread"
+
+    interest, outcomes = bakery.given_up(make)
+    assert reached.wait(PATIENCE_S)
+    interest.give_up(Cancelled("not wanted."))
+    until(lambda: outcomes)
+    go.set()
+    until(lambda: not bakery.builds._builds)
+    assert compiled == []
+
+
+def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
+    """Its time begins with its turn, and who asks while it goes on is told at once."""
+    bakery, room, go = Bakery(max_s=0.05), Turnstile(1), threading.Event()
+
+    def make() -> str:
+        with in_turn(room, "bread"):
+            assert go.wait(PATIENCE_S)
+            return "bread"
+
+    _, outcomes = bakery.given_up(make)
+    until(lambda: outcomes)
+    assert isinstance(outcomes[0], DeadlineExceeded)
+    assert "--max-build-s" in str(outcomes[0])
+    with pytest.raises(DeadlineExceeded):
+        bakery.builds.run("bread", lambda: None, make)
+    go.set()
+    until(lambda: not bakery.builds._builds)
+
+
+def test_the_time_of_a_build_is_that_of_those_who_wait_for_it() -> None:
+    """From its turn on, and for who joins it later."""
+    bakery, room, go = Bakery(), Turnstile(1), threading.Event()
+    assert room.enter(None)
+
+    def make() -> str:
+        with in_turn(room, "bread"):
+            assert go.wait(PATIENCE_S)
+            return "bread"
+
+    first, _ = bakery.given_up(make)
+    until(lambda: len(room) == 1)
+    assert first.phase == "waiting"
+    room.leave()
+    until(lambda: first.phase == "building")
+    second, outcomes = bakery.given_up(make)
+    until(lambda: second.phase == "building")
+    go.set()
+    until(lambda: outcomes)
+
+
+def test_different_things_are_made_side_by_side() -> None:
+    """A slow one holds up nobody who asks for another."""
+    builds: Builds[str, str] = Builds()
+    entered, release = threading.Event(), threading.Event()
+
+    def slowly() -> str:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return "slow"
+
+    slow = start(lambda: builds.run("slow", lambda: None, slowly))
+    assert entered.wait(PATIENCE_S)
+    assert builds.run("fast", lambda: None, lambda: "fast") == "fast"
+    release.set()
+    join([slow])

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import MissingPackage, PackageMismatch
+from jaxd_protocol.packages.packages import Package, package_of
+from jaxd_server.compilation.functions.package_skew import (
+    Difference,
+    compare,
+    refuse_missing,
+    refuse_or_warn,
+)
+from tests.end_to_end.gates import advice
+from tests.identity.projects import needs
+
+
+def ours(module: str) -> Package:
+    """A package of this process."""
+    needs(module)
+    package = package_of(module)
+    assert package is not None
+    return package
+
+
+def difference(**packages: Package) -> Difference:
+    """The only difference of a function `f`."""
+    (only,) = compare("f", packages)
+    return only
+
+
+def test_equal_packages_are_no_difference() -> None:
+    """Whatever they are called."""
+    assert compare("f", {name: ours(name) for name in ("jax", "numpy", "haiku")}) == ()
+
+
+def test_a_missing_package() -> None:
+    """The text says what to type, and where."""
+    found = difference(optocs=Package("optocs", "0.2.8", b""))
+    assert found[:3] == ("f", "optocs", "missing")
+    assert found.text == (
+        "function 'f' needs optocs (client: 0.2.8), which is not installed on the server. "
+        "Run: pip install optocs==0.2.8 where the server runs."
+    )
+    with pytest.raises(MissingPackage) as caught:
+        refuse_missing([found])
+    assert str(caught.value) == found.text
+    assert caught.value.blame == "caller"
+
+
+def test_missing_packages_that_share_a_namespace() -> None:
+    """All of them are named, with local versions as they are."""
+    found = difference(shared_ns=Package("a, b", "1+cu12, 2", b""))
+    assert "pip install a==1+cu12 b==2" in advice(found.text)
+
+
+def test_a_missing_module_without_metadata() -> None:
+    """pip would not know it."""
+    found = difference(dropped=Package("dropped", "", b""))
+    assert found.kind == "missing"
+    assert "the module dropped" in found.text
+    assert "pip" not in found.text
+
+
+def test_another_version() -> None:
+    """Both are named, and whose counts."""
+    mine = ours("optax")
+    found = difference(optax=mine._replace(version="0.0.1"))
+    assert found.kind == "version"
+    assert found.text == (
+        f"function 'f' uses optax 0.0.1 here and {mine.version} on the server: results come from "
+        "the server's."
+    )
+
+
+def test_the_same_version_with_other_files() -> None:
+    """As after `pip install .` without a new version."""
+    found = difference(optax=ours("optax")._replace(digest=b"other"))
+    assert found.kind == "files"
+    assert "has other files on the server" in found.text
+
+
+def test_a_package_is_told_once() -> None:
+    """Also when a function reaches it by two names."""
+    other = ours("jax")._replace(version="0")
+    assert len(compare("f", {"jax": other, "jax.numpy": other})) == 1
+
+
+def test_differences_are_warnings() -> None:
+    """Each an event of the call."""
+    found = difference(optax=ours("optax")._replace(version="0"))
+    events: list[tuple[str, dict[str, Any]]] = []
+    refuse_missing([found])
+    refuse_or_warn([found], lambda kind, content: events.append((kind, content)), strict=False)
+    content = {"function": "f", "package": "optax", "text": found.text}
+    assert events == [("warning", content)]
+
+
+def test_with_strict_differences_are_an_error() -> None:
+    """All of them in one; where there is none, there is no error."""
+    names = ("optax", "flax")
+    found = compare("f", {name: ours(name)._replace(version="0") for name in names})
+    events: list[Any] = []
+    with pytest.raises(PackageMismatch, match=r"uses optax 0 .* uses flax 0 ") as caught:
+        refuse_or_warn(found, lambda *event: events.append(event), strict=True)
+    assert "strict=True" in advice(caught.value)
+    refuse_or_warn((), lambda *event: events.append(event), strict=True)
+    assert events == []

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from jaxd_server.compilation.history import visibility as module
+from jaxd_server.compilation.history.visibility import Acquaintances, belongs_to
+
+ALICE, BOB, OWNER = "account:alice", "account:bob", "uid:7"
+KEYS = [bytes([n]) * 16 for n in range(4)]
+
+
+@pytest.fixture
+def acquaintances() -> Acquaintances:
+    """Of a server that belongs to user 7."""
+    return Acquaintances(belongs_to(7))
+
+
+def test_each_sees_what_they_have_called(acquaintances: Acquaintances) -> None:
+    """And the owner everything, also what nobody has called."""
+    acquaintances.note(ALICE, KEYS[0])
+    acquaintances.note(BOB, KEYS[1])
+    acquaintances.note(OWNER, KEYS[2])
+    seen = {
+        who: [key for key in KEYS if acquaintances.sight(who)(key)] for who in (ALICE, BOB, OWNER)
+    }
+    assert seen == {ALICE: KEYS[:1], BOB: KEYS[1:2], OWNER: KEYS}
+
+
+def test_what_is_seen_grows_with_the_next_call(acquaintances: Acquaintances) -> None:
+    """Who has looked before sees it, too."""
+    sees = acquaintances.sight(ALICE)
+    assert not sees(KEYS[0])
+    acquaintances.note(ALICE, KEYS[0])
+    assert sees(KEYS[0])
+    acquaintances.forget(ALICE)
+    assert not acquaintances.sight(ALICE)(KEYS[0])
+
+
+def test_only_so_much_is_remembered(
+    acquaintances: Acquaintances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was called last; and nothing of the owner."""
+    monkeypatch.setattr(module, "_MOST_KEYS", 2)
+    for index in (0, 1, 0, 2):
+        acquaintances.note(ALICE, KEYS[index])
+        acquaintances.note(OWNER, KEYS[index])
+    sees = acquaintances.sight(ALICE)
+    assert [sees(key) for key in KEYS] == [True, False, True, False]
+    assert list(acquaintances._known) == [ALICE]
+
+
+@pytest.mark.parametrize(
+    ("principal", "is_owner"),
+    [
+        ("uid:7", True),
+        ("uid:0", True),
+        ("token", True),
+        ("anonymous@127.0.0.1", True),
+        ("uid:8", False),
+        ("uid:77", False),
+        ("account:token", False),
+        ("account:uid:7", False),
+    ],
+)
+def test_whose_a_server_is(principal: str, is_owner: bool) -> None:
+    """Its user's, root's, and who has that user's own token; nobody else's."""
+    assert belongs_to(7)(principal) is is_owner

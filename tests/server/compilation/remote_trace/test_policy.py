@@ -1,0 +1,99 @@
+"""Which builds go to a tracer."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxd_protocol.errors import InternalError
+from jaxd_server.compilation.remote_trace import policy
+from jaxd_server.compilation.remote_trace.messages import Ended
+from jaxd_server.compilation.remote_trace.policy import TraceIn
+from tests.server.fake_tracer import FakeTracer, Scene, X, refused
+from tests.server.in_process import Source
+
+
+@pytest.fixture
+def source() -> Source:
+    """Something to call."""
+    return Source(lambda x: x * 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("trace_in", "shared", "goes"),
+    [
+        ("worker", True, False),
+        ("auto", False, False),
+        ("auto", True, True),
+        ("tracer", False, True),
+    ],
+)
+def test_where_a_function_is_traced(
+    trace_in: TraceIn, shared: bool, goes: bool, source: Source
+) -> None:
+    """A client that is alone would only wait for itself."""
+    scene = Scene(trace_in, shared=shared)
+    assert (scene.errand(source) is not None) is goes
+    assert len(scene.tracers) == goes
+
+
+def test_one_that_is_wanted_whoever_comes_is_started_at_once() -> None:
+    """The first build need not wait for it."""
+    scene = Scene("tracer")
+    scene.tracing.settle()
+    assert len(scene.tracers) == 1
+    waits = Scene("auto")
+    waits.tracing.settle()
+    assert waits.tracers == []
+
+
+def test_a_build_does_not_wait_for_a_tracer_that_starts(source: Source) -> None:
+    """Unless all of them are to be traced there."""
+    scene = Scene("auto")
+    scene.next = [FakeTracer("starting")]
+    assert scene.errand(source) is None
+    assert scene.tracers[0].waited == 0
+    always = Scene("tracer")
+    always.next = [FakeTracer("starting")]
+    assert always.errand(source) is not None
+
+
+def test_functions_that_mean_something_only_here_stay_here(source: Source) -> None:
+    """Those of stock clients, and those that hold what has no content."""
+    scene = Scene()
+    source.meaning = source.meaning._replace(shared=False)
+    assert scene.errand(source) is None
+    assert scene.tracers == []
+
+
+def test_a_call_that_another_process_cannot_name_stays_here(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with a static argument that has no content."""
+    monkeypatch.setattr(policy, "call_name", lambda function, arguments: None)
+    scene = Scene()
+    assert scene.errand(source) is None
+    assert scene.tracers == []
+
+
+def test_what_is_refused_for_good_is_not_asked_again(source: Source) -> None:
+    """For any signature of it."""
+    scene = Scene()
+    assert scene.answered(source, refused(always=True)) is None
+    assert scene.errand(source) is None
+    assert scene.errand(source, X[:2]) is None
+
+
+def test_it_is_never_traced_here_after_that(source: Source) -> None:
+    """It would end the worker: it waits for a tracer."""
+    scene = Scene()
+    errand = scene.errand(source)
+    assert errand is not None
+    scene.tracers[0].state = "ended"
+    scene.tracers[0].replies = [Ended("signal 11", 1)]
+    alone = FakeTracer()
+    alone.replies = [Ended("signal 11", 1)]
+    scene.next = [alone, FakeTracer("starting")]
+    with pytest.raises(InternalError):
+        errand.lower()
+    assert scene.errand(source) is not None
+    assert scene.tracers[2].waited == 1

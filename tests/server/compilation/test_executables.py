@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.jit.options import Options
+from jaxd_server.codec.arguments import leaves_of, read_leaves
+from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.jax_compat.arrays import live_executables
+from jaxd_server.runtime.reclaimer import Reclaimer
+from tests.server.builds import executable as shell
+from tests.server.in_process import Kitchen, Source, encode, function_of
+from tests.server.staging import at_once, until
+
+
+class Table:
+    """A table of executables that are empty shells, and what was made for it."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.pool = Executables(Reclaimer(), limit)
+        self.made: list[Executable] = []
+
+    def make(self) -> Executable:
+        """One that is used later than all before it."""
+        executable = shell()
+        executable.last_use = float(len(self.made))
+        self.made.append(executable)
+        return executable
+
+    def obtain(self, function: Function, *args: Any, make: Any = None) -> Executable:
+        """The executable for a call, as the pipeline asks for it."""
+        skeleton, blob, buffers = encode(args, statics=function.statics)
+        layout = self.pool.layout(function.key, skeleton)
+        arguments = layout.build(read_leaves(layout.whole, blob, buffers))
+        return self.pool.obtain(function, skeleton, layout, arguments, make or self.make)
+
+    def planned(self, function: Function, *args: Any) -> Executable | None:
+        """What answers such a call without a further look."""
+        plan = self.pool.plan(function.key, encode(args, statics=function.statics)[0])
+        return plan.executable if plan else None
+
+
+def traced(x: Any) -> Any:
+    return x
+
+
+def static(n: Any) -> Any:
+    return jnp.ones(3)
+
+
+TRACED = function_of(traced)
+STATIC = function_of(static, Options(static_argnums=(0,)))
+
+
+def test_a_signature_is_built_once() -> None:
+    """And found again, by a look at the arguments or by their skeleton alone."""
+    table = Table()
+    first = table.obtain(TRACED, np.ones(3))
+    assert table.obtain(TRACED, np.zeros(3)) is first
+    assert table.planned(TRACED, np.zeros(3)) is first
+    assert len(table.made) == len(table.pool) == 1
+
+
+def test_another_signature_is_another_executable() -> None:
+    """Nothing is planned for what was never seen."""
+    table = Table()
+    first = table.obtain(TRACED, np.ones(3))
+    assert table.planned(TRACED, np.ones(4)) is None
+    assert table.obtain(TRACED, np.ones(4)) is not first
+
+
+def test_another_function_or_option_is_another_executable() -> None:
+    """With the same arguments."""
+    table = Table()
+    others = [function_of(traced, Options(inline=True)), function_of(traced, Options(extra_key=1))]
+    found = {id(table.obtain(function, 1.0)) for function in (TRACED, *others)}
+    assert len(found) == 3
+
+
+def test_the_order_of_a_dict_does_not_matter() -> None:
+    """Two skeletons, one executable, and a plan for each."""
+    table = Table()
+    ab, ba = {"a": 1.0, "b": 2}, {"b": 2, "a": 1.0}
+    first = table.obtain(TRACED, ab)
+    assert table.planned(TRACED, ba) is None
+    assert table.obtain(TRACED, ba) is first
+    assert table.planned(TRACED, ab) is table.planned(TRACED, ba) is first
+    assert len(table.made) == 1
+
+
+CONFUSABLE: list[tuple[Function, Any, Any]] = [
+    (STATIC, 3, 4),
+    (STATIC, 3, 3.0),
+    (STATIC, 1, True),
+    (STATIC, (1,), (True,)),
+    (STATIC, (2, "a"), (2.0, "a")),
+    (STATIC, 0.0, -0.0),
+    (STATIC, "1", b"1"),
+    (TRACED, 1, True),
+    (TRACED, 1, 1.0),
+    (TRACED, 1.0, np.float32(1)),
+    (TRACED, jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)),
+    (TRACED, jnp.full(3, 1.0), jnp.full(3, 1.0, jnp.float32)),
+    (TRACED, jax.random.key(0), jax.random.key(0, impl="rbg")),
+]
+
+
+@pytest.mark.parametrize(("function", "one", "other"), CONFUSABLE)
+def test_what_looks_alike_is_not_confused(function: Function, one: Any, other: Any) -> None:
+    """Each has its own executable, however the calls are found."""
+    table = Table()
+    first, second = table.obtain(function, one), table.obtain(function, other)
+    assert first is not second
+    assert table.planned(function, one) is first
+    assert table.planned(function, other) is second
+
+
+def test_a_static_value_is_not_taken_for_a_traced_one() -> None:
+    """Although the options are all that differs."""
+    table = Table()
+    assert table.obtain(STATIC, 3) is not table.obtain(function_of(static), 3)
+
+
+def test_the_least_recently_used_ones_are_dropped() -> None:
+    """Those that calls still come to are kept."""
+    table = Table()
+    kept, *dropped, last = (table.obtain(TRACED, np.ones(size)) for size in range(4))
+    kept.last_use = 100.0
+    assert table.pool.reclaim(2) == 2
+    assert len(table.pool) == 2
+    assert table.planned(TRACED, np.ones(0)) is kept
+    assert table.planned(TRACED, np.ones(3)) is last
+    assert table.obtain(TRACED, np.ones(1)) not in dropped
+
+
+def test_no_plan_outlives_its_executable() -> None:
+    """A call that comes later finds nothing and builds."""
+    table = Table()
+    table.obtain(TRACED, {"a": 1, "b": 2})
+    table.obtain(TRACED, {"b": 1, "a": 2})
+    assert table.pool.reclaim(5) == 1
+    assert table.planned(TRACED, {"a": 1, "b": 2}) is None
+    assert table.planned(TRACED, {"b": 1, "a": 2}) is None
+    table.obtain(TRACED, {"a": 1, "b": 2})
+    assert len(table.made) == 2
+
+
+def test_an_executable_that_is_dropped_as_soon_as_it_is_built_has_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its one call still gets it."""
+    table = Table()
+    monkeypatch.setattr(table.pool._reclaimer, "relieve", lambda: table.pool.forget(TRACED.key))
+    assert table.obtain(TRACED, 1.0) is table.made[0]
+    assert len(table.pool) == 0
+    assert table.planned(TRACED, 1.0) is None
+
+
+def test_the_limit_is_kept() -> None:
+    """By dropping the oldest one for each that is built."""
+    table = Table(limit=2)
+    for size in range(5):
+        table.obtain(TRACED, np.ones(size))
+        assert len(table.pool) <= 2
+    assert table.pool.shrink() == 0
+    assert [table.planned(TRACED, np.ones(size)) is not None for size in range(5)] == [
+        *(False, False, False),
+        *(True, True),
+    ]
+
+
+def test_nothing_is_dropped_when_nothing_is_asked_for() -> None:
+    """A pool without surplus is asked for none."""
+    table = Table()
+    table.obtain(TRACED, 1.0)
+    assert table.pool.reclaim(0) == 0
+    assert len(table.pool) == 1
+
+
+def test_plans_do_not_pile_up() -> None:
+    """However many skeletons mean one signature."""
+    table = Table(limit=4)
+    names = [f"key {index}" for index in range(5)]
+    for turn in range(200):
+        rotated = names[turn % 5 :] + names[: turn % 5]
+        order = [rotated[0], *sorted(rotated[1:], key=lambda name, turn=turn: hash((name, turn)))]  # type: ignore[misc]
+        table.obtain(TRACED, dict.fromkeys(order, 1.0))
+    assert len(table.pool._plans) <= 8 * 4
+    assert len(table.made) == 1
+
+
+def test_pickled_arguments_are_looked_at_in_each_call() -> None:
+    """Their bytes say nothing about their signature."""
+    table = Table()
+    tree = {frozenset({1}): np.ones(2)}  # unusual keys: the whole dict is pickled
+    first = table.obtain(TRACED, tree)
+    assert table.planned(TRACED, tree) is None
+    assert table.obtain(TRACED, tree) is first
+
+
+def test_a_failed_build_reaches_everybody_and_is_not_kept() -> None:
+    """Who asks later makes it again."""
+    table = Table()
+
+    def fail() -> Executable:
+        (build,) = table.pool._builds._builds.values()
+        until(lambda: len(build.waiting) == 4)
+        raise ValueError("too deep")
+
+    outcomes = at_once(4, lambda _: table.obtain(TRACED, 1.0, make=fail))
+    assert [str(error) for error in outcomes] == ["too deep"] * 4
+    assert len(table.pool) == 0
+    assert table.planned(TRACED, 1.0) is None
+    assert table.obtain(TRACED, 1.0) is table.made[0]
+
+
+def test_one_of_many_builds() -> None:
+    """The others get the same executable."""
+    table = Table()
+    outcomes = at_once(8, lambda _: table.obtain(TRACED, 1.0))
+    assert {id(executable) for executable in outcomes} == {id(table.made[0])}
+
+
+def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
+    """The error says which type it was."""
+    table = Table()
+    with pytest.raises(ArgumentError, match="type str"):
+        table.obtain(function_of(traced, Options(static="jax")), "text")
+    assert len(table.pool) == 0
+
+
+def test_reclaiming_frees_the_compiled_programs(kitchen: Kitchen) -> None:
+    """All ten of one function that lives on; the number of programs in memory goes back."""
+    source = Source(lambda x: x * 7 + 1)
+    arrays = [np.ones(size, np.float32) for size in range(1, 11)]
+    gc.collect()
+    before = live_executables()
+    for array in arrays:
+        kitchen.value(source, array)
+    assert live_executables() == before + 10
+    assert kitchen.executables.reclaim(10) == 10
+    gc.collect()
+    assert live_executables() == before
+    assert len(kitchen.maker.programs.known) == 0
+    assert kitchen.counts() == (10, 10)
+
+
+def test_an_executable_in_use_is_not_dropped() -> None:
+    """Another one goes in its place, or none."""
+    table = Table()
+    busy, idle = (table.obtain(TRACED, np.ones(size)) for size in (1, 2))
+    busy.hold()
+    assert table.pool.reclaim(2) == 1
+    assert table.pool.all() == [busy]
+    assert table.planned(TRACED, np.ones(2)) is None
+    assert idle not in table.pool.all()
+    busy.release()
+    assert table.pool.reclaim(2) == 1
+
+
+def test_forgetting_a_key_drops_its_executables_and_no_others() -> None:
+    """Their plans go with them."""
+    table = Table()
+    for size in (1, 2):
+        table.obtain(TRACED, np.ones(size))
+    kept = table.obtain(STATIC, 3)
+    assert table.pool.forget(TRACED.key) == 2
+    assert table.pool.all() == [kept]
+    assert table.planned(TRACED, np.ones(1)) is None
+    assert table.planned(STATIC, 3) is kept
+    assert table.pool.forget(TRACED.key) == 0
+
+
+NESTED: list[tuple[Any, Function]] = [
+    ({"b": 2.0, "a": [1.0, (3.0,)]}, TRACED),
+    ([{"z": {"y": 1.0, "x": 2.0}}, None, 3.0], TRACED),
+    ({10: 1.0, 9: 2.0}, TRACED),
+]
+
+
+@pytest.mark.parametrize(("tree", "function"), NESTED)
+def test_leaves_are_arranged_as_the_executable_takes_them(tree: Any, function: Function) -> None:
+    """Without making the tree: in the order in which jax flattens it, whatever the wire's is."""
+    table = Table()
+    table.obtain(function, tree)
+    skeleton, blob, buffers = encode((tree,))
+    plan = table.pool.plan(function.key, skeleton)
+    assert plan is not None
+    arranged = plan.arrange(read_leaves(plan.layout.whole, blob, buffers))
+    assert arranged == leaves_of(((tree,), {}))
+
+
+def test_static_arguments_are_left_out_of_the_leaves() -> None:
+    """The executable was made for them, and is called with the others."""
+    table = Table()
+    function = function_of(lambda x, n, y: x, Options(static_argnums=(1,)))
+    table.obtain(function, 1.0, 7, {"b": 3.0, "a": 2.0})
+    args = (4.0, 7, {"b": 6.0, "a": 5.0})
+    skeleton, blob, buffers = encode(args, statics=function.statics)
+    plan = table.pool.plan(function.key, skeleton)
+    assert plan is not None
+    assert plan.arrange(read_leaves(plan.layout.whole, blob, buffers)) == [4.0, 5.0, 6.0]
+
+
+def test_whoever_makes_or_waits_is_told_and_whoever_finds_is_not() -> None:
+    """The client shows it."""
+    table = Table()
+    skeleton, blob, buffers = encode((1.0,))
+    layout = table.pool.layout(TRACED.key, skeleton)
+    arguments = layout.build(read_leaves(layout.whole, blob, buffers))
+    told: list[int] = []
+    for _ in range(2):
+        table.pool.obtain(TRACED, skeleton, layout, arguments, table.make, lambda: told.append(1))
+    assert told == [1]

@@ -1,0 +1,149 @@
+"""Who has which program, and what it costs: counted lowerings, compilations and loads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.jax_compat import programs as jax_programs
+from jaxd_server.jax_compat.arrays import live_executables
+from tests.server.costs import BUILT, LOADED, SHARED, counts, double
+from tests.server.in_process import Kitchen, Source
+from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
+
+if TYPE_CHECKING:
+    import pytest
+
+Open = Callable[..., Kitchen]
+
+X = np.arange(5, dtype=np.float32)
+
+
+def twice(y: Any) -> Any:
+    """The same program under another name."""
+    doubled = y * 2
+    return doubled + 17
+
+
+def test_a_renamed_function_shares_the_program(kitchen: Kitchen) -> None:
+    """It is traced and lowered, not compiled, and takes no memory of its own."""
+    gc.collect()
+    before = live_executables()
+    first, second = Source(double), Source(twice)
+    assert first.key != second.key
+    expected = kitchen.value(first, X).tolist()
+    assert counts(kitchen) == BUILT
+    assert kitchen.value(second, X).tolist() == expected
+    assert counts(kitchen) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
+    assert live_executables() == before + 1
+    assert (len(kitchen.executables), len(kitchen.maker.programs.known)) == (2, 1)
+
+
+def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_kitchen: Open) -> None:
+    """Traced and lowered once; the process after that loads it under both names."""
+    expected = open_kitchen().value(Source(double), X).tolist()
+    kitchen = open_kitchen()
+    assert kitchen.value(Source(twice), X).tolist() == expected
+    assert counts(kitchen) == SHARED
+    kitchen = open_kitchen()
+    for function in (double, twice):
+        source = Source(function)
+        assert kitchen.value(source, X).tolist() == expected
+        assert source.asked == []
+    assert counts(kitchen) == {**LOADED, "executable_loads": 2}
+    assert len(kitchen.maker.programs.known) == 1
+
+
+def test_shared_programs_outlive_each_other(kitchen: Kitchen) -> None:
+    """Dropping one executable leaves the other's program where it is."""
+    first, second = Source(double), Source(twice)
+    for source in (first, second):
+        kitchen.value(source, X)
+    assert kitchen.executables.forget(first.key) == 1
+    gc.collect()
+    assert kitchen.value(second, X)[1] == 19
+    assert kitchen.executables.forget(second.key) == 1
+    gc.collect()
+    assert len(kitchen.maker.programs.known) == 0
+
+
+def test_equal_functions_that_come_together_compile_once(open_kitchen: Open) -> None:
+    """Also when all of them look on disk first."""
+    kitchen = open_kitchen(builds=8)
+    sources = []
+    for index in range(8):
+        scope: dict[str, Any] = {}
+        exec(f"def step_{index}(x):\n    return x * 3 - 11", scope)
+        sources.append(Source(scope[f"step_{index}"]))
+    outcomes = at_once(8, lambda index: kitchen.value(sources[index], X).tolist())
+    assert outcomes == [(X * 3 - 11).tolist()] * 8
+    assert counts(kitchen) == {**BUILT, "traces": 8, "lowers": 8, "programs_shared": 7}
+
+
+def test_whoever_waits_for_a_look_on_disk_compiles(
+    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That somebody else has found nothing there is no answer for a call."""
+    kitchen = open_kitchen()
+    shelf = kitchen.shelf
+    assert shelf is not None
+    monkeypatch.setattr(shelf, "program", _absent)
+    programs = kitchen.maker.programs.known
+    obtained: list[bytes] = []
+    obtain = programs.obtain
+
+    def disturbed(name: bytes, make: Callable[[], Program]) -> Program:
+        """Begins a look on disk just before the first build asks; it ends while that waits."""
+        obtained.append(name)
+        if len(obtained) > 1:
+            return obtain(name, make)
+        looking, release = threading.Event(), threading.Event()
+
+        def program(*_: Any) -> Program:
+            looking.set()
+            assert release.wait(PATIENCE_S)
+            raise LookupError
+
+        monkeypatch.setattr(shelf, "program", program)
+        thread = start(kitchen.maker.programs.stored, name, 0)
+        assert looking.wait(PATIENCE_S)
+        monkeypatch.setattr(shelf, "program", _absent)
+        (flight,) = programs._flights._flights.values()
+
+        def let_go() -> None:
+            until(lambda: waiting(flight._condition) == 1)
+            release.set()
+
+        threads = [thread, start(let_go)]
+        try:
+            return obtain(name, make)
+        finally:
+            join(threads)
+
+    monkeypatch.setattr(programs, "obtain", disturbed)
+    assert kitchen.value(Source(double), X).tolist() == (X * 2 + 17).tolist()
+    assert counts(kitchen) == BUILT
+
+
+def _absent(*_: Any) -> Program:
+    raise LookupError
+
+
+def test_a_program_that_jax_cannot_write_still_runs(
+    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process makes it again."""
+
+    def refuse(program: Any) -> bytes:
+        raise jax_programs.NotSerializable("not this one")
+
+    monkeypatch.setattr(jax_programs, "serialize", refuse)
+    for _ in range(2):
+        kitchen = open_kitchen()
+        assert kitchen.value(Source(double), X)[0] == 17
+        assert counts(kitchen) == BUILT

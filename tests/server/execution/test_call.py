@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxd_protocol.base.buffers import deflate
+from jaxd_protocol.errors import Busy, JaxdError, ProtocolError
+from jaxd_protocol.messages.data_locations import BLOCK, KEPT, PACKED, VALUE, Row, pack_rows
+from jaxd_server.codec.arguments import parse_arguments
+from jaxd_server.execution.call import Call, deliver_home
+from tests.server.builds import executable
+from tests.server.in_process import Source, encode
+from tests.server.value_desks import Blocks, Desk
+
+X: Any = np.arange(3, dtype=np.float32)
+
+
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def given(call: Call, **more: Any) -> list[Any]:
+    """The leaves of its arguments."""
+    return call.leaves(parse_arguments(call.skeleton), **more)
+
+
+def test_what_is_in_the_message_is_read() -> None:
+    """Nothing lies elsewhere by default."""
+    call = Source(add).call((X, 2.0))
+    first, second = given(call)
+    assert (first.tolist(), second) == ([0, 1, 2], 2.0)
+    assert list(call.known_rows()) == []
+
+
+def test_what_lies_elsewhere_is_found_there() -> None:
+    """The skeleton is the same, and the message holds what is left."""
+    desk = Desk()
+    (number,) = desk.put(X)
+    call = desk.call(Source(add), desk.ref(number), X + 1)
+    assert call.skeleton == Source(add).call((X, X)).skeleton
+    first, second = given(call)
+    assert first is desk.own.get(number).array
+    assert second.tolist() == [1, 2, 3]
+    assert [row.kind for row in call.known_rows()] == [VALUE]
+
+
+def test_what_is_kept_is_in_the_message() -> None:
+    """It takes its room there, what lies in a block does not."""
+    desk = Desk(blocks=Blocks(b1=bytearray((X + 5).tobytes())))
+    skeleton, blob, _ = encode((X, X))
+    call = Call(b"k", skeleton, blob[:12], (), Source(add))
+    call.holdings = desk.holdings
+    call.elsewhere = pack_rows([Row(0, KEPT, 9), Row(1, BLOCK, 1)])
+    first, second = given(call)
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [5, 6, 7])
+    assert desk.fetch(9)[0].tolist() == [0, 1, 2]
+
+
+def test_who_has_no_values_can_refer_to_none() -> None:
+    """As a stock client."""
+    desk = Desk()
+    (number,) = desk.put(X)
+    call = desk.call(Source(add), desk.ref(number), X)
+    call.holdings = None
+    with pytest.raises(ProtocolError, match="there can be none"):
+        given(call)
+
+
+def test_rows_that_do_not_fit_the_call_are_refused() -> None:
+    """They name leaves that it does not have."""
+    desk = Desk()
+    call = desk.call(Source(add), X, X)
+    call.elsewhere = pack_rows([Row(2, VALUE, 1)])
+    with pytest.raises(ProtocolError, match="none can be"):
+        given(call)
+
+
+def test_a_call_to_warm_up_brings_no_data() -> None:
+    """And gets zeros."""
+    skeleton, _, _ = encode((X, 2.0))
+    first, second = given(Call(b"k", skeleton, b"", (), Source(add), warm_only=True))
+    assert (first.tolist(), second) == ([0, 0, 0], 0.0)
+
+
+def test_a_result_goes_home_whole() -> None:
+    """With the structure that its executable knows."""
+    made = executable()
+    (kind, skeleton, blob), buffers = deliver_home([], made)
+    assert (kind, skeleton, blob, list(buffers)) == (0, made.form.skeleton, b"", [])
+
+
+# compressed data ----------------------------------------------------------------------------------
+
+LARGE: Any = np.zeros(50_000, np.float32)
+
+
+def packed(announced: int = LARGE.nbytes, inflated: int | JaxdError = LARGE.nbytes) -> Call:
+    """A call with one compressed array, which says that it becomes so many bytes."""
+    call = Source(np.sum).call((LARGE,))
+    call.buffers = [memoryview(deflate(call.buffers[0]))]
+    call.holdings = Desk().holdings
+    call.elsewhere = pack_rows([Row(0, PACKED, announced)])
+    call.inflated = inflated
+    return call
+
+
+def test_what_is_compressed_is_inflated() -> None:
+    """To what was announced, and there is room for."""
+    (found,) = given(packed())
+    assert np.array_equal(found, LARGE)
+
+
+@pytest.mark.parametrize("announced", [0, LARGE.nbytes - 1, LARGE.nbytes + 1])
+def test_what_is_longer_than_it_was_announced_is_not_inflated(announced: int) -> None:
+    """Nor what is shorter."""
+    with pytest.raises(ProtocolError, match="than was announced"):
+        given(packed(announced))
+
+
+def test_nothing_is_inflated_that_nobody_has_admitted() -> None:
+    """Each time that it is tried."""
+    for room in (0, LARGE.nbytes - 1):
+        call = packed(inflated=room)
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match="than was announced"):
+                given(call)
+
+
+def test_a_call_without_room_fails_when_its_turn_comes() -> None:
+    """With what it is to be told."""
+    with pytest.raises(Busy, match="no room"):
+        given(packed(inflated=Busy("no room.")))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import Quarantined
+from jaxd_server.execution.crash_guard import Precautions, Suspects
+from jaxd_server.runtime.flight_recorder import BlackBox, Entry
+from tests.server.in_process import Kitchen, Source
+
+SEEN: list[Entry] = []
+"""What the host would have read while a function was traced."""
+
+
+@pytest.fixture
+def box() -> BlackBox:
+    """What the kitchen writes down."""
+    SEEN.clear()
+    return BlackBox.create()
+
+
+@pytest.fixture
+def kitchen(box: BlackBox) -> Iterator[Kitchen]:
+    """A pipeline that has a black box."""
+    kitchen = Kitchen()
+    kitchen.pipeline.precautions = Precautions(kitchen.admission, None, box)
+    yield kitchen
+    kitchen.close()
+
+
+def looking(box: BlackBox) -> Source:
+    """A function that looks at the box while it is traced, and once it runs if it is negative."""
+    source = Source(lambda x: x + 1)
+    describe = source.describe
+
+    def told(key: bytes) -> Any:
+        SEEN.extend(box.entries())
+        return describe(key)
+
+    source.describe = told  # type: ignore[method-assign]
+    return source
+
+
+def suspect(source: Source, deaths: int) -> Suspects:
+    ids = [source.fingerprint.hex(), source.key.hex()]
+    row = {"name": "it", "ids": ids, "deaths": deaths, "how": "SIGSEGV", "epoch": 1}
+    return Suspects([{**row, "quarantined": deaths > 1}], 2)
+
+
+def test_a_cold_call_is_written_down_before_its_function_is_known(
+    kitchen: Kitchen, box: BlackBox
+) -> None:
+    """By its key; it is gone when the call is over. A warm one is not written down at all."""
+    source = looking(box)
+    assert kitchen.value(source, 1.0) == 2.0
+    (entry,) = SEEN
+    assert (entry.ids, entry.is_repeated, entry.is_alone) == ((source.key,), False, False)
+    assert box.entries() == []
+    box._free.clear()
+    assert kitchen.value(source, 2.0) == 3.0
+
+
+def test_a_call_that_is_repeated_runs_alone(kitchen: Kitchen, box: BlackBox) -> None:
+    """Warm or not; and it is written down so."""
+    source = looking(box)
+    for _ in range(2):
+        source.asked.clear()
+        kitchen.pipeline.functions._functions.clear()
+        kitchen.answer(source.call((1.0,), lost=1))
+    assert [(entry.is_repeated, entry.is_alone) for entry in SEEN] == [(True, True)] * 2
+    assert not kitchen.admission.is_barred
+
+
+def test_a_suspect_is_admitted_once_more_alone(kitchen: Kitchen, box: BlackBox) -> None:
+    """Also when that is known only with its fingerprint, which other options have as well."""
+    source = looking(box)
+    kitchen.pipeline.precautions.suspects = suspect(source, 1)
+    kitchen.pipeline.precautions.suspects._known.pop(source.key)
+    assert kitchen.value(source, 1.0) == 2.0
+    assert box.entries() == []
+    assert kitchen.admission.running() == []
+
+
+def test_what_outlasted_its_time_is_waited_for_longer(
+    kitchen: Kitchen, box: BlackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it takes to see whether it is what ends workers."""
+    source = looking(box)
+    waits: list[float] = []
+    enter_alone = kitchen.admission.enter_alone
+
+    def noted(*args: Any, alone_s: float) -> Any:
+        waits.append(alone_s)
+        return enter_alone(*args, alone_s=alone_s)
+
+    monkeypatch.setattr(kitchen.admission, "enter_alone", noted)
+    kitchen.answer(source.call((1.0,), lost=1))
+    slow = suspect(source, 1)
+    for known in slow._known.values():
+        object.__setattr__(known, "ran_s", 30.0)
+    kitchen.pipeline.precautions.suspects = slow
+    kitchen.answer(source.call((1.0,), lost=1))
+    assert waits == [0.0, 50.0]
+
+
+def test_what_is_in_quarantine_is_not_run(kitchen: Kitchen, box: BlackBox) -> None:
+    """Nor asked for."""
+    source = looking(box)
+    kitchen.pipeline.precautions.suspects = suspect(source, 2)
+    with pytest.raises(Quarantined, match="--release"):
+        kitchen.value(source, 1.0)
+    assert source.asked == []
+    assert (SEEN, box.entries(), kitchen.admission.running()) == ([], [], [])
+
+
+def test_without_a_box_all_is_the_same() -> None:
+    """But that nobody reads it."""
+    kitchen = Kitchen()
+    source = Source(lambda x: x + 1)
+    kitchen.pipeline.precautions.suspects = suspect(source, 1)
+    assert kitchen.value(source, 1.0) == 2.0
+    kitchen.answer(source.call((1.0,), lost=1))
+    kitchen.close()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_server.jax_compat.arrays import (
+    is_key_array,
+    key_array,
+    key_data,
+    key_spec,
+    live_executables,
+    weak_array,
+)
+
+IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("count", [None, 3])
+def test_keys_are_read_as_the_public_api_reads_them(impl: str, count: int | None) -> None:
+    """Their implementation by name, and their numbers."""
+    key = jax.random.key(7, impl=impl)
+    keys = key if count is None else jax.random.split(key, count)
+    data = key_data(keys)
+    assert key_spec(keys.aval) == (impl, data.dtype.name, data.shape)
+    assert impl == str(jax.random.key_impl(keys))
+    assert type(data) is np.ndarray
+    assert data.dtype == np.uint32
+    np.testing.assert_array_equal(data, jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_keys_are_made_as_the_public_api_makes_them(impl: str) -> None:
+    """Type, shape and what is drawn with them."""
+    key = jax.random.key(7, impl=impl)
+    ours = key_array(impl, np.asarray(jax.random.key_data(key)))
+    theirs = jax.random.wrap_key_data(jax.random.key_data(key), impl=impl)
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape) == (key.dtype, ())
+    assert ours.aval == theirs.aval
+    np.testing.assert_array_equal(jax.random.uniform(ours, (4,)), jax.random.uniform(key, (4,)))
+
+
+def test_keys_go_through_jit_like_others() -> None:
+    """With the same entry in its cache."""
+    traces = []
+
+    @jax.jit
+    def draw(key: Any) -> Any:
+        traces.append(1)
+        return jax.random.uniform(key)
+
+    key = jax.random.key(3)
+    assert draw(key) == draw(key_array("threefry2x32", key_data(key)))
+    assert traces == [1]
+
+
+def test_only_typed_keys_are_keys() -> None:
+    """Their numbers are ordinary arrays."""
+    assert is_key_array(jax.random.key(0))
+    assert is_key_array(jax.random.split(jax.random.key(0)))
+    for other in (jax.random.PRNGKey(0), jnp.ones(2), np.ones(2), 1.0, None):
+        assert not is_key_array(other)
+
+
+def test_what_will_be_keys_is_known_while_it_is_traced() -> None:
+    """Nothing else is taken for them."""
+    avals = jax.eval_shape(lambda: {"key": jax.random.key(0, impl="rbg"), "x": jnp.ones((3, 2))})
+    assert key_spec(avals["key"]) == ("rbg", "uint32", (4,))
+    assert key_spec(avals["x"]) is None
+    for value in (jax.random.PRNGKey(0), jnp.ones(2, jnp.bfloat16)):
+        assert key_spec(value.aval) is None
+
+
+def test_an_unknown_implementation_is_an_error() -> None:
+    """A client may have one that the server does not."""
+    with pytest.raises(KeyError, match="xoshiro"):
+        key_array("xoshiro", np.zeros(2, np.uint32))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.complex64, jnp.bfloat16])
+def test_weak_arrays_are_weak_and_otherwise_the_same(shape: tuple[int, ...], dtype: Any) -> None:
+    """Value, dtype and shape are what was given; only what they mix with decides."""
+    data = np.ones(shape, dtype)
+    array = weak_array(data)
+    assert array.weak_type
+    assert (array.dtype, array.shape) == (data.dtype, shape)
+    np.testing.assert_array_equal(np.asarray(array), data)
+
+
+def test_weak_arrays_are_those_of_jax() -> None:
+    """The same type to `jax.jit`, and the same outcome of a promotion."""
+    theirs = jnp.full((3,), 2.0)
+    assert theirs.weak_type
+    ours = weak_array(np.asarray(theirs))
+    assert ours.aval == theirs.aval
+    assert ours.sharding == theirs.sharding
+    half = jnp.ones(3, jnp.bfloat16)
+    assert (ours * half).dtype == (theirs * half).dtype == jnp.bfloat16
+    assert ours.committed == theirs.committed
+
+
+def test_weak_arrays_keep_64_bits() -> None:
+    """Whether this thread has them enabled or not."""
+    assert weak_array(np.float64(0.1)).dtype == np.float64
+    assert int(weak_array(np.asarray(1 << 40))) == 1 << 40
+
+
+def test_programs_in_memory_are_counted() -> None:
+    """One more for each that is compiled, one less when it is dropped."""
+    gc.collect()
+    before = live_executables()
+    compiled = jax.jit(lambda x: x * 41 + 1).lower(np.ones(3, np.float32)).compile()
+    assert live_executables() == before + 1
+    del compiled
+    gc.collect()
+    assert live_executables() == before

@@ -1,0 +1,125 @@
+"""Which device a call runs on, with devices that are made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.rpc.sessions import Session
+
+
+def device(number: int, kind: str = "H200", in_use: int = 0) -> Any:
+    """A GPU that says what of its memory is in use."""
+    stats = {"bytes_in_use": in_use, "bytes_limit": 100}
+    return SimpleNamespace(
+        id=number + 10, platform="gpu", device_kind=kind, memory_stats=lambda: stats
+    )
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Says which devices there are."""
+
+    def says(*devices: Any) -> None:
+        monkeypatch.setattr("jax.devices", lambda: list(devices))
+
+    return says
+
+
+def session(device: int, *, connections: int = 1, has_called: bool = False) -> Session:
+    found = Session("id", "uid:1", connections=connections)
+    found.device = device
+    found.met.update({1} if has_called else ())
+    return found
+
+
+def test_devices_are_named(there: Any) -> None:
+    """As jax numbers them, with what they are."""
+    there(device(0), device(1, "H100"))
+    assert Devices().names() == ["gpu:10 H200", "gpu:11 H100"]
+    assert Devices().platform == jax.default_backend()
+
+
+def test_a_function_says_more_than_its_session(there: Any) -> None:
+    """And says something that is there."""
+    there(*map(device, range(4)))
+    devices = Devices()
+    assert (devices.of(None, 2), devices.of(0, 2), devices.of(3, 2)) == (2, 0, 3)
+    for wrong in (4, -1, "1", 1.0, True):
+        with pytest.raises(ConfigurationError, match="this server has 4 devices: 0 to 3"):
+            devices.of(wrong, 0)  # type: ignore[arg-type]
+
+
+def test_a_device_of_another_kind_is_not_for_its_programs(there: Any) -> None:
+    """They are made for that of the first; nor is a session placed there."""
+    there(device(0), device(1, "H100"), device(2))
+    devices = Devices()
+    with pytest.raises(ConfigurationError, match=r"device 1 is a H100.*for H200"):
+        devices.of(1, 0)
+    assert devices.freest([session(0), session(2)], [9, 0, 5]) == 2
+    assert devices.freest([session(0)], [0, 0, 0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("sessions", "in_use", "expected"),
+    [
+        ([], [0, 0, 0, 0], 0),
+        ([], [5, 4, 3, 4], 2),
+        ([session(0), session(1), session(3)], [0, 0, 9, 0], 2),
+        ([session(0, has_called=True), session(1), session(2), session(3)], [0, 3, 2, 3], 2),
+        ([session(0, connections=0), session(1, connections=0)], [0, 0, 8, 9], 2),
+        ([session(n, has_called=True) for n in (0, 1, 2, 3, 0)], [1, 7, 7, 5], 3),
+    ],
+    ids=["first", "memory", "sessions", "only asking", "away", "all taken"],
+)
+def test_the_freest_has_the_least_to_do(
+    there: Any, sessions: list[Session], in_use: list[int], expected: int
+) -> None:
+    """Who has called something counts before who has not, and both before memory."""
+    there(*map(device, range(4)))
+    assert Devices().freest(sessions, in_use) == expected
+
+
+def test_groups_follow_one_another(there: Any) -> None:
+    """What is left over belongs to nobody; a group larger than all is all of them."""
+    there(*map(device, range(5)))
+    devices = Devices(2)
+    assert devices.freest([session(0)], [0, 0, 3, 4, 0]) == 2
+    assert devices.freest([session(0), session(2)], [1, 1, 1, 0, 0]) == 2
+    rows = devices.report([session(0), session(2), session(2)], session(2))
+    assert [row["sessions"] for row in rows] == [1, 1, 2, 2, 0]
+    assert [row["is_yours"] for row in rows] == [False, False, True, True, False]
+    assert Devices(9).freest([session(0)], [0] * 5) == 0
+
+
+def test_memory_is_what_the_devices_say(there: Any) -> None:
+    """With what they have at all."""
+    there(device(0, in_use=7), device(1, in_use=8))
+    rows = Devices().report([session(1), session(1, connections=0)], session(1))
+    assert rows == [
+        {
+            "index": index,
+            "platform": "gpu",
+            "kind": "H200",
+            "bytes_in_use": 7 + index,
+            "bytes_limit": 100,
+            "sessions": index,
+            "is_yours": bool(index),
+        }
+        for index in (0, 1)
+    ]
+
+
+def test_a_cpu_has_what_lies_on_it() -> None:
+    """In arrays, as many bytes as they have."""
+    devices = Devices()
+    (before,) = devices.bytes_in_use()
+    array = jax.device_put(np.ones(1000, "f4"))
+    assert devices.bytes_in_use() == [before + 4000]
+    del array

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxd_server.processes.supervision.health_monitor import (
+    calls_of,
+    others_with_values,
+    process_state,
+)
+from jaxd_server.runtime.flight_recorder import BlackBox
+from tests.server.host_process import HostProcess, ask, greeting
+from tests.server.staging import until
+
+StartHost = Callable[..., HostProcess]
+
+
+def worker(*principals: str, owners: tuple[str, ...] = (), **snapshot: Any) -> Any:
+    """One that says nothing, and has written down calls of these."""
+    box = BlackBox.create()
+    box.own(owners)
+    for who in principals:
+        place = box.begin(b"k" * 16, who, is_repeated=False, is_alone=False)
+        box.identify(place, b"f" * 16, f"step of {who}")
+    return SimpleNamespace(box=box, snapshot=snapshot, silent_s=5.0)
+
+
+def test_the_calls_of_a_worker_that_says_nothing() -> None:
+    """As it has written them down; else those that it told of last, which are older now."""
+    (call,) = calls_of(worker("uid:1", running=[{"function": "old", "seconds": 1.0}]))
+    assert call["function"] == "step of uid:1"
+    (call,) = calls_of(worker(running=[{"function": "warm", "seconds": 1.0}]))
+    assert call == {"function": "warm", "seconds": 6.0}
+    assert calls_of(worker()) == []
+
+
+@pytest.mark.parametrize("running", [7, [1], [{}], [{"function": "f", "seconds": 10**400}]])
+def test_what_it_told_of_last_may_have_been_nonsense(running: Any) -> None:
+    """Of which there is nothing to be said."""
+    assert calls_of(worker(running=running)) == []
+
+
+@pytest.mark.parametrize(
+    ("callers", "owners", "harmed"),
+    [
+        ((), (), set()),
+        (("a",), ("a",), set()),
+        (("a", "a"), ("a",), set()),
+        (("a",), ("a", "b"), {"b"}),
+        (("a", "b"), ("a",), {"a"}),  # perhaps it hangs in the other's call
+        ((), ("a",), {"a"}),
+    ],
+)
+def test_whose_arrays_would_be_lost(
+    callers: tuple[str, ...], owners: tuple[str, ...], harmed: set[str]
+) -> None:
+    """Nobody's call may cost another one's arrays."""
+    assert others_with_values(worker(*callers, owners=owners)) == harmed
+
+
+def test_what_the_system_says_of_a_process() -> None:
+    """A stopped one is told from one that works."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: process_state(process.pid) == "stopped")
+        process.kill()
+    assert process_state(process.pid) == "unknown"
+    assert process_state(os.getpid()) == "running"
+
+
+@pytest.mark.faults
+def test_a_worker_that_says_nothing_is_told_of_and_killed_where_that_is_wanted(
+    start_host: StartHost, runtime: Path
+) -> None:
+    """And replaced; meanwhile the status says what is known."""
+    path = f"{runtime}/server.sock"
+    limits = ("--stuck-after-s", "0.5", "--recycle-stuck-s", "3")
+    host = start_host("--listen", f"unix://{path}", "--no-standby", *limits)
+    host.wait_until_ready()
+    os.kill(greeting(path)["pid"], signal.SIGSTOP)
+    assert host.wait_for("worker_stuck")["process"] == "stopped"
+    report = ask(path + ".control", ask="status")
+    assert (report["worker_state"], report["worker_process"]) == ("stuck", "stopped")
+    assert host.wait_for("worker_exited")["signal"] == "SIGKILL"
+    assert greeting(path)["epoch"] == 2

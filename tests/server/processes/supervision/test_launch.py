@@ -1,0 +1,66 @@
+"""What a worker is told of its devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.launch import worker_environment
+
+FRACTION, BEFORE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+def test_by_default_the_environment_stays_as_it_is() -> None:
+    """jax's own variables work for a server as for any process."""
+    inherited = {"PATH": "/bin", PREALLOCATE: "false", BEFORE: "0.3", "CUDA_VISIBLE_DEVICES": "1"}
+    assert worker_environment(ServerOptions(), inherited) == inherited
+
+
+@pytest.mark.parametrize(
+    ("auto", "inherited", "expected"),
+    [(True, {}, "false"), (True, {PREALLOCATE: "true"}, "true"), (False, {}, None)],
+)
+def test_a_server_that_nobody_asked_for_does_not_preallocate(
+    auto: bool, inherited: dict[str, str], expected: str | None
+) -> None:
+    """It would take most of a GPU; the user's own word counts more."""
+    assert worker_environment(ServerOptions(auto=auto), inherited).get(PREALLOCATE) == expected
+
+
+@pytest.mark.parametrize(("said", "expected"), [(True, "true"), (False, "false")])
+def test_an_option_counts_more_than_the_environment(said: bool, expected: str) -> None:
+    """Also for an auto-started server."""
+    options = ServerOptions(preallocate=said, auto=True)
+    inherited = {PREALLOCATE: "true" if expected == "false" else "false"}
+    assert worker_environment(options, inherited)[PREALLOCATE] == expected
+
+
+def test_the_fraction_is_said_under_one_name_only() -> None:
+    """jax refuses to start when it finds the older name beside the newer one."""
+    shared = ServerOptions(worker_per_principal=True)  # and several would not fit
+    assert worker_environment(shared, {})["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    options = ServerOptions(device_memory_fraction=0.4)
+    assert worker_environment(options, {BEFORE: "0.9", FRACTION: "0.8"}) == {FRACTION: "0.4"}
+
+
+def test_devices_are_counted_as_nvidia_smi_counts_them() -> None:
+    """CUDA's own order is by speed, and another one on another machine."""
+    assert worker_environment(ServerOptions(devices="2,0"), {"CUDA_VISIBLE_DEVICES": "1"}) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "2,0",
+    }
+
+
+def test_jax_reads_these_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are jax's; this notices when they move."""
+    from jaxlib import xla_client
+
+    for name in (FRACTION, BEFORE, PREALLOCATE):
+        monkeypatch.delenv(name, raising=False)
+    options = ServerOptions(device_memory_fraction=0.4, preallocate=False)
+    for name, value in worker_environment(options, {}).items():
+        monkeypatch.setenv(name, value)
+    said = xla_client.generate_pjrt_gpu_plugin_options()
+    assert said["memory_fraction"] == 0.4
+    assert said["preallocate"] is False

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from jaxd_server.execution.admission import Admission
+from jaxd_server.processes.worker import gc_scheduler
+from jaxd_server.processes.worker.gc_scheduler import Housekeeper
+from tests.server.staging import PATIENCE_S
+
+
+@pytest.fixture
+def admission() -> Iterator[Admission]:
+    """Its process is afterwards what it was before."""
+    interval = sys.getswitchinterval()
+    yield Admission()
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
+    gc.enable()
+
+
+def make_garbage(count: int) -> None:
+    """Objects that only the collector can free."""
+    for _ in range(count):
+        cycle: list[object] = []
+        cycle.append(cycle)
+
+
+def test_python_no_longer_collects_by_itself(admission: Admission) -> None:
+    """And gives it back at the end."""
+    housekeeper = Housekeeper(admission)
+    housekeeper.start()
+    assert not gc.isenabled()
+    assert sys.getswitchinterval() < 1e-4
+    housekeeper.close()
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
+    """Not while a call is running, and not for a few objects."""
+    housekeeper = Housekeeper(admission)
+    gc.collect()
+    gc.disable()
+    assert not housekeeper.look()
+    make_garbage(10_000)
+    running = admission.enter("f", None)
+    assert not housekeeper.look()
+    admission.leave(running)
+    assert housekeeper.look()
+    assert gc.get_count()[0] < 5_000
+
+
+class Tracked:
+    """Says when it is freed."""
+
+
+def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: Admission) -> None:
+    """What outlived a look at what is new takes a look at everything, which takes longer."""
+    housekeeper = Housekeeper(admission)
+    gc.collect()
+    gc.disable()
+    cycle = Tracked()
+    cycle.itself = cycle  # type: ignore[attr-defined]
+    freed = weakref.ref(cycle)
+    for _ in range(2):
+        make_garbage(10_000)
+        assert housekeeper.look()
+    del cycle
+    assert freed() is not None
+    collected = [housekeeper.look() for _ in range(20)]
+    assert collected.count(True) == 1
+    assert freed() is None
+
+
+def test_garbage_is_collected_in_the_end(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when there is always a call, once there is very much of it."""
+    monkeypatch.setattr(gc_scheduler, "_TOO_MANY", 9_000)
+    housekeeper = Housekeeper(admission)
+    gc.collect()
+    gc.disable()
+    admission.enter("f", None)
+    make_garbage(10_000)
+    assert housekeeper.look()
+
+
+def test_chores_are_done_from_time_to_time(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the housekeeper's own thread."""
+    monkeypatch.setattr(gc_scheduler, "_LOOK_S", 0.001)
+    monkeypatch.setattr(gc_scheduler, "_CHORES", 2)
+    done = threading.Event()
+    housekeeper = Housekeeper(admission, done.set)
+    housekeeper.start()
+    assert done.wait(PATIENCE_S)
+    housekeeper.close()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.worker.report import WorkerReport
+from jaxd_server.runtime.counters import Counters
+
+if TYPE_CHECKING:
+    from tests.server.in_process import Shop
+
+STATUS = {
+    *("calls", "traces", "compiles", "executable_hits", "executable_loads", "executables"),
+    *("functions", "values", "bytes_received", "bytes_sent", "uptime_s", "epoch", "connections"),
+    *("running_calls", "running", "idle_s", "phase", "lowers", "programs", "programs_shared"),
+    *("trace_s", "compile_s", "load_s", "saved_s", "disk_bytes", "disk_files"),
+}
+
+
+def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
+    """The host may ask at any time."""
+    report = WorkerReport(ServerOptions(), Counters())
+    report.epoch = 3
+    status = report.to_host()
+    assert set(status) >= STATUS
+    assert (status["phase"], status["epoch"], status["connections"]) == ("starting", 3, 0)
+    json.dumps(status)
+
+
+def test_a_worker_is_told_of_by_who_asks(shop: Shop) -> None:
+    """Its host hears what no client does; whoever connects hears nothing of what it does."""
+    report = WorkerReport(shop.options, shop.counters)
+    report.epoch, report.parts = 3, shop.parts
+    report.listening.append(shop.unix)
+    shop.client().persistent_call(lambda x: x * 2)(1.0)
+    told = report.to_host()
+    assert (told["phase"], told["calls"], told["platform"], told["owners"]) == (
+        *("ready", 1, shop.parts.devices.platform),
+        [],
+    )
+    mine = report.answer("statistics", f"uid:{os.getuid()}")
+    assert set(mine) == set(told) - {"platform", "owners"}
+    assert report.answer("statistics", "account:alice")["calls"] == 0
+    info = report.answer("info", "account:alice")
+    assert (info["epoch"], info["listen"]) == (3, [shop.unix])
+    assert info["devices"] == shop.parts.devices.names()
+    welcome = report.welcome()
+    assert (welcome["epoch"], welcome["pid"]) == (3, os.getpid())
+    assert "calls" not in welcome
+    json.dumps([told, mine, info, welcome])

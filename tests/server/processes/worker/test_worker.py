@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import jaxd
+from jaxd_protocol.errors import NoServer, ProtocolError, ServerDraining
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.worker.worker import Worker, _stand_by
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from tests.live_server import LiveServer, source_environment
+from tests.server.processes.worker.test_report import STATUS
+
+
+class WorkerAlone:
+    """A real worker; the test is its host."""
+
+    def __init__(self, folder: Path, epoch: int = 7) -> None:
+        self.address = f"unix://{folder}/w.sock"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "w.sock"))
+        listener.listen()
+        self.tether, theirs = socket.socketpair()
+        self.tether.settimeout(50)
+        self._lines = self.tether.makefile("rb")
+        argument = {
+            "options": ServerOptions().to_json(),
+            "listeners": [{"fd": listener.fileno(), "address": self.address}],
+            "tether_fd": theirs.fileno(),
+            "epoch": epoch,
+        }
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "jaxd_server.processes.worker.worker",
+                json.dumps(argument),
+            ],
+            pass_fds=(listener.fileno(), theirs.fileno()),
+            env=source_environment(folder),
+            stderr=subprocess.DEVNULL,
+        )
+        listener.close()
+        theirs.close()
+
+    def say(self, **message: Any) -> None:
+        """As the host does."""
+        self.tether.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> Any:
+        """Its next line."""
+        return json.loads(self._lines.readline())
+
+    def leave(self) -> None:
+        """The host dies."""
+        self._lines.close()
+        self.tether.close()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.leave()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def alone(runtime: Path) -> Iterator[WorkerAlone]:
+    """A worker whose host is the test."""
+    worker = WorkerAlone(runtime)
+    yield worker
+    worker.close()
+
+
+def test_a_worker_lives_as_its_host_wants(alone: WorkerAlone) -> None:
+    """It says that it is ready, answers the host and clients, and drains: exit code 0."""
+    alone.say(ask="status", id=1)
+    first = alone.hear()
+    assert (first["answer"], first["status"]["phase"]) == (1, "starting")
+    assert set(first["status"]) >= STATUS
+    assert alone.hear() == {"event": "ready"}
+    with jaxd.connect(alone.address) as client:
+        assert float(client.persistent_call(lambda x: x * 2)(2.0)) == 4.0
+        info = client.info()
+        assert (info["epoch"], info["pid"], info["listen"]) == (
+            *(7, alone.process.pid),
+            [alone.address],
+        )
+        alone.say(ask="status", id=2)
+        status = alone.hear()["status"]
+        assert set(status) >= STATUS
+        assert (status["phase"], status["calls"], status["connections"]) == ("ready", 1, 1)
+        alone.say(ask="drain", id=3)
+        assert alone.hear() == {"event": "draining"}
+        assert alone.process.wait(30) == 0
+
+
+def test_a_worker_without_a_host_ends(alone: WorkerAlone) -> None:
+    """At once, and not as if all were well: also while it still imports jax."""
+    alone.leave()
+    assert alone.process.wait(30) == 1
+
+
+def ends(pid: int, action: Callable[[], object]) -> bool:
+    """Whether the process, which is not ours, ends after the action."""
+    watched = os.pidfd_open(pid)
+    try:
+        action()
+        return bool(select.select([watched], [], [], 30)[0])
+    finally:
+        os.close(watched)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of that")
+def test_a_worker_that_hangs_dies_with_its_host(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Stopped, so that it cannot see the end of its tether."""
+    live = start_live()
+    worker = live.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    assert ends(worker, live.process.kill)
+
+
+def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """The running call gets its result, the next one a typed error; the exit code is 0."""
+    live = start_live()
+    fifo = str(runtime / "gate")
+    os.mkfifo(fifo)
+
+    def wait(x: Any, path: str) -> Any:
+        Path(path).read_bytes()  # no plain open(): that is warned of
+        return x * 2
+
+    with (
+        jaxd.connect(live.unix) as client,
+        jaxd.connect(live.tcp, token="a-token-for-tests-only") as other,
+    ):
+        double = other.persistent_call(lambda x: x * 2)
+        assert float(double(1.0)) == 2.0
+        running = client.persistent_call(wait, static_argnums=1).submit(2.0, fifo)
+        with open(fifo, "w") as gate:  # opens when the function has come so far
+            live.process.send_signal(signal.SIGTERM)
+            live.wait_for("draining")
+            refused = (ServerDraining, NoServer, ProtocolError)
+            refusal = next(error for error in iter(lambda: _error_of(double), None) if error)
+            assert isinstance(refusal, refused)
+            gate.write("go on")
+        assert float(running.result(30)) == 4.0
+    assert live.process.wait(30) == 0
+
+
+def _error_of(function: Any) -> BaseException | bool:
+    """What a call raises; False when the server has not begun to refuse."""
+    try:
+        function(1.0)
+    except Exception as error:  # noqa: BLE001  the test looks at it
+        return error
+    return False
+
+
+@pytest.mark.parametrize("changes", [[], ["jax was changed from 1 to 2"]])
+def test_one_that_stands_by_is_of_no_use_with_old_packages(
+    monkeypatch: pytest.MonkeyPatch, changes: list[str]
+) -> None:
+    """It has imported what is no longer there: it says so and ends, else it goes on."""
+    told: list[Any] = []
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    worker = Worker(ServerOptions())
+    worker.begin({"epoch": 2})
+    monkeypatch.setattr(ImportedPackages, "changes", lambda _: changes)
+    monkeypatch.setattr(os, "_exit", leave)
+    tether: Any = SimpleNamespace(tell=told.append)
+    with pytest.raises(SystemExit) if changes else nullcontext():
+        _stand_by(worker, tether)
+    assert [one["event"] for one in told] == ["standing_by", "stale"][: 1 + len(changes)]

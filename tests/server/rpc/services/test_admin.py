@@ -1,0 +1,338 @@
+"""What people ask who look after a server, answered in place and over the wire."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxd_server.rpc.services.admin
+from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining, WorkerLost
+from jaxd_protocol.jit.options import function_key
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.recipes import load_recipes
+from jaxd_server.rpc.services.admin import OPERATIONS, Operations
+from tests.server.in_process import Kitchen, Shop, Source
+from tests.server.staging import PATIENCE_S, join, start, until
+
+OpenKitchen = Callable[..., Kitchen]
+
+X: Any = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture
+def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
+    """Opens pipelines, one after the other, that share a folder on disk."""
+    kitchens: list[Kitchen] = []
+
+    def open_(folder: str | None = str(runtime / "cache")) -> Kitchen:
+        kitchens.append(Kitchen(folder=folder))
+        return kitchens[-1]
+
+    yield open_
+    for kitchen in kitchens:
+        kitchen.close()
+
+
+def operations(kitchen: Kitchen) -> Operations:
+    """Those of a worker."""
+    return Operations(kitchen.pipeline)
+
+
+def ask(kitchen: Kitchen, verb: str, *args: Any) -> Any:
+    """What a JSON answer says; raises what it says instead."""
+    value, buffers = operations(kitchen).answer(verb, args)
+    assert list(buffers) == []
+    if value[0] == FAILED:
+        raise rebuild_failure(value[1])
+    return json.loads(value)
+
+
+def test_functions_are_listed(open_kitchen: OpenKitchen) -> None:
+    """With totals."""
+    kitchen = open_kitchen()
+    kitchen.value(Source(lambda x: x + 1), X)
+    answer = ask(kitchen, "functions")
+    (row,) = answer["functions"]
+    assert (row["name"], answer["totals"]["executables"]) == ("<lambda>", 1)
+
+
+def test_what_was_called_is_recorded(open_kitchen: OpenKitchen) -> None:
+    """Each answer has the mark for the next one."""
+    kitchen = open_kitchen()
+    answering = operations(kitchen)
+    source = Source(lambda x: x + 1)
+    (said,), buffers = answering.answer("recipes", ("",))
+    assert (set(json.loads(said)), list(buffers)) == ({"mark"}, [])
+    kitchen.value(source, X)
+    (said, *messages), buffers = answering.answer("recipes", (json.loads(said)["mark"],))
+    (recipe,) = load_recipes(messages, buffers)
+    assert (recipe.key, json.loads(said)["left_out"]) == (source.key, [])
+    value, buffers = answering.answer("recipes", (json.loads(said)["mark"],))
+    assert (len(value), list(buffers)) == (1, [])
+
+
+def test_functions_without_a_recipe_are_named(open_kitchen: OpenKitchen) -> None:
+    """In the JSON beside the recipes."""
+    kitchen = open_kitchen()
+    answering = operations(kitchen)
+    (said,), _ = answering.answer("recipes", ("",))
+    source = Source(lambda x: x + 1)
+    source.meaning = Meaning(source.fingerprint, shared=False)
+    kitchen.value(source, X)
+    (said,), _ = answering.answer("recipes", (json.loads(said)["mark"],))
+    (left_out,) = json.loads(said)["left_out"]
+    assert set(left_out) == {"name", "key", "reason"}
+    assert left_out["key"] == source.key.hex()
+
+
+def test_an_error_comes_as_that_of_a_call(open_kitchen: OpenKitchen) -> None:
+    """Such as for a mark of a worker that is gone."""
+    mark = operations(open_kitchen()).answer("recipes", ("",))[0][0]
+    value, _ = operations(open_kitchen()).answer("recipes", (json.loads(mark)["mark"],))
+    assert value[0] == FAILED
+    with pytest.raises(WorkerLost, match="Record again"):
+        raise rebuild_failure(value[1])
+
+
+def test_a_function_is_forgotten_in_memory_and_on_disk(open_kitchen: OpenKitchen) -> None:
+    """It is traced again, here and after a restart; others are not."""
+    kitchen = open_kitchen()
+    source, other = Source(lambda x: x + 1), Source(lambda x: x + 2)
+    kitchen.value(other, X)
+    kitchen.value(source, X)
+    kitchen.value(source, X[:2])
+    assert ask(kitchen, "forget", source.key) == {"executables": 2}
+    assert ask(kitchen, "forget", source.key) == {"executables": 0}
+    restarted = open_kitchen()
+    restarted.value(other, X)
+    assert restarted.counts() == (0, 0)
+    restarted.value(source, X)
+    assert restarted.counts()[0] == 1
+    traces, _ = kitchen.counts()
+    kitchen.value(other, X)
+    assert kitchen.counts()[0] == traces
+
+
+def test_a_forgotten_function_is_built_anew(open_kitchen: OpenKitchen) -> None:
+    """Not loaded from a program file; one that another function has as well stays."""
+    kitchen = open_kitchen()
+    source, shared, sharing = (Source(lambda x: x + 1), Source(lambda x: x * 5), Source(_by_5))
+    for one in (source, shared, sharing):
+        kitchen.value(one, X)
+    ask(kitchen, "forget", source.key)
+    ask(kitchen, "forget", shared.key)
+    restarted = open_kitchen()
+    restarted.value(source, X)
+    assert restarted.counts() == (1, 1)
+    restarted.value(sharing, X)
+    assert restarted.counts() == (1, 1)
+
+
+def test_what_a_client_has_for_itself_is_forgotten_with_the_rest(
+    open_kitchen: OpenKitchen,
+) -> None:
+    """A function whose fingerprint is in doubt goes by a key that its client does not know."""
+    kitchen, source = open_kitchen(), Source(lambda x: x + 1)
+    source.fingerprint = b"f" * 16
+    source.meaning = Meaning(source.fingerprint)
+    source.key = function_key(source.fingerprint, source.options)
+    kitchen.value(source, X)
+    (executable,) = kitchen.executables.all()
+    assert executable.key != source.key
+    assert ask(kitchen, "forget", source.key) == {"executables": 1}
+    assert kitchen.executables.all() == []
+
+
+def _by_5(y: Any) -> Any:
+    """The same program under another name."""
+    return y * 5
+
+
+def test_what_is_only_on_disk_is_forgotten_too(open_kitchen: OpenKitchen) -> None:
+    """And counted, each signature once."""
+    source = Source(lambda x: x + 1)
+    first = open_kitchen()
+    first.value(source, X)
+    first.value(source, X[:2])
+    assert first.shelf is not None
+    first.shelf.flush()
+    second = open_kitchen()
+    second.value(source, X)
+    assert ask(second, "forget", source.key) == {"executables": 2}
+
+
+def test_without_a_disk_some_are_answered(open_kitchen: OpenKitchen) -> None:
+    """The others say what is missing."""
+    kitchen = open_kitchen(None)
+    source = Source(lambda x: x + 1)
+    kitchen.value(source, X)
+    assert len(ask(kitchen, "functions")["functions"]) == 1
+    assert ask(kitchen, "forget", source.key) == {"executables": 1}
+    with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
+        ask(kitchen, "recipes", "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("functions", (1,)),
+        ("recipes", (b"",)),
+        ("forget", ()),
+        ("forget", ("",)),
+    ],
+)
+def test_other_arguments_are_refused(
+    open_kitchen: OpenKitchen, verb: str, args: tuple[Any, ...]
+) -> None:
+    """They come from a client."""
+    with pytest.raises(ProtocolError, match="not those that it takes"):
+        ask(open_kitchen(None), verb, *args)
+
+
+@pytest.mark.parametrize(("verb", "args"), [("recent", (5,)), ("why", (b"k",))])
+def test_inquiries_are_answered_and_count_nothing(
+    open_kitchen: OpenKitchen, verb: str, args: tuple[Any, ...]
+) -> None:
+    """While the server drains as well; one that cannot be read has an error for an answer."""
+    kitchen = open_kitchen(None)
+    kitchen.admission.drain()
+    kitchen.counters._last_activity -= 100.0
+    if verb == "recent":
+        assert ask(kitchen, verb, *args) == {"decisions": []}
+    else:
+        with pytest.raises(ProtocolError):
+            ask(kitchen, verb, *args)
+    assert kitchen.counters.idle_s >= 100.0
+
+
+class Gate:
+    """An inventory that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def inventory(self, *_: object) -> dict[str, Any]:
+        self.entered.set()
+        assert self.opened.wait(PATIENCE_S)
+        return {"functions": []}
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """In place of what answers `functions`."""
+    gate = Gate()
+    monkeypatch.setattr(jaxd_server.rpc.services.admin, "inventory", gate.inventory)
+    return gate
+
+
+def test_an_operation_runs_like_a_call(open_kitchen: OpenKitchen, gate: Gate) -> None:
+    """It is shown and ends idleness; a drain waits for it, and refuses others."""
+    kitchen = open_kitchen(None)
+    answers: list[Any] = []
+    asked = start(lambda: answers.append(ask(kitchen, "functions")))
+    assert gate.entered.wait(PATIENCE_S)
+    assert [one["function"] for one in kitchen.admission.running()] == ["(functions)"]
+    drained = start(kitchen.admission.drain)
+    until(lambda: kitchen.admission.draining)
+    with pytest.raises(ServerDraining):
+        ask(kitchen, "recipes", "")
+    assert drained.is_alive()
+    kitchen.counters._last_activity -= 100.0
+    gate.opened.set()
+    join([asked, drained])
+    assert answers == [{"functions": []}]
+    assert kitchen.counters.idle_s < 100.0
+
+
+# over the wire ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(open_shop: Callable[..., Shop], runtime: Path) -> Shop:
+    """A whole worker, with a disk."""
+    return open_shop(cache_dir=str(runtime / "cache"))
+
+
+def answer_of(reply: Any) -> Any:
+    """What a JSON answer says."""
+    return json.loads(reply[0])
+
+
+def test_every_operation_is_answered_over_the_wire(shop: Shop) -> None:
+    """To whoever asks, after a call."""
+    source = Source(lambda x: x + 1)
+    peer = shop.peer(source)
+    mark = json.loads(peer.request("recipes", ("",))[0][0])["mark"]
+    peer.call(X)
+    assert len(answer_of(peer.request("functions", ()))["functions"]) == 1
+    (_, *messages), buffers = peer.request("recipes", (mark,))
+    assert load_recipes(messages, buffers)[0].code == bytes(source.code_)
+    assert answer_of(peer.request("forget", (source.key,))) == {"executables": 1}
+    assert len(OPERATIONS) == 3
+    until(lambda: shop.parts._workshop.budget.calls == 0)
+
+
+def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop, gate: Gate) -> None:
+    """Calls and questions on the same connection are answered meanwhile."""
+    client = shop.client()
+    answers: list[Any] = []
+    asked = start(lambda: answers.append(client.caller.session.ask("functions")))
+    assert gate.entered.wait(PATIENCE_S)
+    double = client.persistent_call(lambda x: x * 2)
+    assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
+    assert client.statistics().calls == 2
+    assert shop.parts.status.now()["idle_s"] == 0.0
+    assert shop.parts._workshop.budget.calls == 1
+    gate.opened.set()
+    join([asked])
+    assert answers == [{"functions": []}]
+
+
+def test_a_question_about_builds_that_takes_long_holds_up_nobody(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the first one, which reads all records."""
+    entered, opened = threading.Event(), threading.Event()
+
+    def recent(count: int, principal: str) -> list[Any]:
+        entered.set()
+        assert opened.wait(PATIENCE_S)
+        return []
+
+    monkeypatch.setattr(shop.parts.pipeline.decisions, "recent", recent)
+    client = shop.client()
+    answers: list[Any] = []
+    asked = start(lambda: answers.append(client.caller.session.ask("recent", 2)))
+    assert entered.wait(PATIENCE_S)
+    try:
+        assert float(client.persistent_call(lambda x: x * 2)(1.0)) == 2.0
+    finally:
+        opened.set()
+        join([asked])
+    assert answers == [{"decisions": []}]
+
+
+def test_what_is_kept_is_counted_in_the_status(shop: Shop) -> None:
+    """Programs, files and bytes, beside what was paid and saved."""
+    first, second = shop.client(), shop.client()
+    before = shop.parts.status.now()
+    assert (before["programs"], before["executables"]) == (0, 0)
+    first.persistent_call(lambda x: x * 7)(X)
+    second.persistent_call(lambda y: y * 7)(X)
+    assert shop.parts.pipeline.shelf is not None
+    shop.parts.pipeline.shelf.flush()
+    seen = first.statistics()
+    assert (seen.executables, seen.programs, seen.programs_shared) == (2, 1, 1)
+    assert (seen.lowers, seen.compiles, seen.executable_loads) == (2, 1, 0)
+    assert seen.disk_files >= 8  # code, function and call of each, one program, one environment
+    assert seen.disk_bytes >= 4096 * seen.disk_files
+    assert seen.trace_s > 0
+    assert seen.compile_s > 0

@@ -1,0 +1,99 @@
+"""What is shown of a function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd.request.array_specs import encode_specs
+from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.messages.calls import FAILED
+from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.rpc.services.stages import Stages
+from tests.server.in_process import Kitchen, Source
+
+X = np.arange(4, dtype=np.float32)
+
+
+def affine(x: Any, w: Any, mode: str = "plus") -> Any:
+    return jnp.tanh(x) * w + 1 if mode == "plus" else x
+
+
+@pytest.fixture
+def kitchen() -> Iterator[Kitchen]:
+    kitchen = Kitchen()
+    yield kitchen
+    kitchen.close()
+
+
+def show(kitchen: Kitchen, source: Source, stage: str, *args: Any, **more: Any) -> dict[str, Any]:
+    """What is said of a stage."""
+    stages = Stages(Functions(), kitchen.compiler, kitchen.admission, kitchen.counters)
+    skeleton, buffers = encode_specs(args, {}, statics_of(source.function, source.options), {})
+    message = (source.key, skeleton, stage, "stablehlo", False)
+    reply, _ = stages.answer(source, more.get("message", message), buffers)
+    if reply[0] == FAILED:
+        raise rebuild_failure(reply[1])
+    found: dict[str, Any] = json.loads(reply)
+    return found
+
+
+def test_a_jaxpr_prints_as_that_of_jax(kitchen: Kitchen) -> None:
+    """Traced once, and nothing compiled."""
+    source = Source(affine)
+    expected = str(jax.make_jaxpr(affine)(X, 2.0))
+    assert show(kitchen, source, "jaxpr", X, 2.0) == {"text": expected}
+    assert kitchen.counts() == (1, 0)
+
+
+def test_a_lowered_program_is_that_of_jax(kitchen: Kitchen) -> None:
+    """With its options, and jax's settings."""
+    options = Options(static_argnames=("mode",), config=(("jax_enable_x64", True),))
+    found = show(kitchen, Source(affine, options), "lowered", X, 2.0, "minus")
+    with jax.enable_x64(True):
+        expected = jax.jit(affine, static_argnames="mode").lower(X, 2.0, "minus")
+    assert found == {"text": expected.as_text(), "cost": expected.cost_analysis()}
+
+
+def test_a_compiled_program_is_analysed(kitchen: Kitchen) -> None:
+    """Text, costs and memory, as jax has them; no call uses it."""
+    found = show(kitchen, Source(affine), "compiled", X, 2.0)
+    expected = jax.jit(affine).lower(X, 2.0).compile()
+    assert found["cost"] == expected.cost_analysis()
+    assert found["memory"]["argument_size_in_bytes"] == 20
+    assert found["text"].startswith("HloModule jit_affine")
+    assert len(kitchen.executables) == 0
+
+
+def test_what_jax_cannot_trace_is_static_here_too(kitchen: Kitchen) -> None:
+    """And by jax's own rule it is an error, before anything is traced."""
+    text = show(kitchen, Source(affine), "jaxpr", X, 2.0, "minus")["text"]
+    assert "tanh" not in text
+    with pytest.raises(ArgumentError, match="static_argnames"):
+        show(kitchen, Source(affine, Options(static="jax")), "jaxpr", X, 2.0, "minus")
+
+
+def test_what_the_function_raises_is_the_callers(kitchen: Kitchen) -> None:
+    """As for a call."""
+
+    def broken(x: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        show(kitchen, Source(broken), "lowered", X)
+
+
+@pytest.mark.parametrize("message", [(), (b"k", b"s", "jitted", "hlo", False)])
+def test_a_question_that_cannot_be_read(kitchen: Kitchen, message: Any) -> None:
+    """It is refused, and nothing is asked."""
+    with pytest.raises(ProtocolError, match="stages"):
+        show(kitchen, Source(affine), "jaxpr", X, 2.0, message=message)

@@ -1,0 +1,277 @@
+"""Answers to `why` and `recent`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jax
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.function_manifest import Description
+from jaxd_server.compilation.history.build_log import describe
+from jaxd_server.jax_compat import programs
+from jaxd_server.rpc.services import why
+from jaxd_server.rpc.services.why import answer_inquiry
+from tests.server.in_process import Kitchen, Shop, Source, encode
+
+X = np.zeros((128, 8), np.float32)
+
+
+def double(x: Any, steps: int = 1) -> Any:
+    """Is called in these tests."""
+    return x * 2 * steps
+
+
+def ask(kitchen: Kitchen, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
+    """What the server says about a call; with nothing known, about all calls."""
+    pipeline = kitchen.pipeline
+    skeleton = encode(args)[0] if args else None
+    described = Description("double", source.fingerprint, source.options, (), ("x", "steps"))
+    if known:
+        described = describe(pipeline.functions.obtain(source.key, source))
+    message = (source.key, skeleton, described.to_message())
+    answer = answer_inquiry(
+        pipeline.decisions, pipeline.executables, pipeline.shelf, "why", message
+    )
+    assert json.loads(json.dumps(answer)) == answer
+    return answer
+
+
+def test_an_unknown_function_compiles(kitchen: Kitchen) -> None:
+    """Nobody is asked for its code, and nothing is kept."""
+    source = Source(double)
+    answer = ask(kitchen, source, X, known=False)
+    assert (answer["verdict"], answer["nearest"], answer["programs"]) == ("compile", None, [])
+    assert answer["reason"] == "first call of this function on this server"
+    assert source.asked == []
+    assert len(kitchen.pipeline.functions) == len(kitchen.pipeline.decisions.ledger) == 0
+
+
+def test_a_call_that_was_made_is_a_hit(kitchen: Kitchen) -> None:
+    """With the program that will answer it, and how often it did."""
+    source = Source(double)
+    for _ in range(2):
+        kitchen.value(source, X)
+    answer = ask(kitchen, source, X)
+    assert (answer["verdict"], answer["differences"]) == ("hit", [])
+    (program,) = answer["programs"]
+    assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 2)
+    assert program["seconds"] > 0
+
+
+def test_a_dict_in_another_order_is_a_hit(kitchen: Kitchen) -> None:
+    """Its bytes were never seen, and its program is there."""
+
+    def total(x: Any) -> Any:
+        return x["a"] + x["b"]
+
+    source = Source(total)
+    kitchen.value(source, {"a": 1.0, "b": 2.0})
+    assert ask(kitchen, source, {"b": 2.0, "a": 1.0})["verdict"] == "hit"
+    assert ask(kitchen, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
+
+
+def test_other_arguments_compile_and_say_why(kitchen: Kitchen) -> None:
+    """The nearest is the same key."""
+    source = Source(double)
+    kitchen.value(source, X)
+    answer = ask(kitchen, source, X[:3])
+    assert answer["verdict"] == "compile"
+    assert [each["text"] for each in answer["differences"]] == [
+        "argument x: float32[128,8] → float32[3,8]"
+    ]
+    assert answer["nearest"]["key"] == answer["key"]
+    assert answer["nearest"]["same_key"]
+
+
+def test_without_arguments_it_tells_all_programs(kitchen: Kitchen) -> None:
+    """And that other calls compile."""
+    source = Source(double)
+    assert ask(kitchen, source)["verdict"] == "compile"
+    for x in (X, X[:3]):
+        kitchen.value(source, x)
+    answer = ask(kitchen, source)
+    assert answer["verdict"] == "hit"
+    assert [program["arguments"] for program in answer["programs"]] == [
+        {"x": "float32[128,8]"},
+        {"x": "float32[3,8]"},
+    ]
+
+
+def test_another_key_of_the_same_code_says_what_differs(kitchen: Kitchen) -> None:
+    """Options and settings, by name."""
+    kitchen.value(Source(double), X)
+    other = Source(double, Options(config=(("jax_enable_x64", True),)))
+    answer = ask(kitchen, other, X)
+    assert "jax_enable_x64: False → True" in [each["text"] for each in answer["differences"]]
+
+
+def test_a_dropped_program_is_no_hit() -> None:
+    """It would have to be compiled again."""
+    kitchen = Kitchen(limit=1)
+    try:
+        source = Source(double)
+        kitchen.value(source, X)
+        kitchen.value(source, X[:3])
+        answer = ask(kitchen, source, X)
+        assert answer["verdict"] == "compile"
+        assert "dropped" in answer["reason"]
+    finally:
+        kitchen.close()
+
+
+def test_asking_counts_nothing(kitchen: Kitchen) -> None:
+    """Neither as a call nor as anything else."""
+    source = Source(double)
+    kitchen.value(source, X)
+    before = kitchen.counters.snapshot()
+    for args in ((X,), (X[:3],), ()):
+        ask(kitchen, source, *args)
+    after = kitchen.counters.snapshot()
+    assert {**before, "uptime_s": 0} == {**after, "uptime_s": 0}
+
+
+def test_pickled_arguments_are_judged_with_a_caveat(kitchen: Kitchen) -> None:
+    """Nothing is unpickled to answer a question."""
+
+    def chosen(x: Any) -> Any:
+        return x[1]
+
+    source = Source(chosen)
+    odd = {np.int64(1): 2.0, np.int64(2): 3.0}
+    kitchen.value(source, odd)
+    answer = ask(kitchen, source, odd)
+    assert answer["verdict"] == "hit"
+    assert "travels as a pickle" in answer["advice"][-1]
+
+
+def test_recent_lists_the_last_builds(kitchen: Kitchen) -> None:
+    """As many as are asked for."""
+    source = Source(double)
+    for x in (X, X[:3]):
+        kitchen.value(source, x)
+    pipeline = kitchen.pipeline
+    answer = answer_inquiry(
+        pipeline.decisions, pipeline.executables, pipeline.shelf, "recent", (1,)
+    )
+    (decision,) = answer["decisions"]
+    assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("recent", ()),
+        ("recent", ("many",)),
+        ("why", (b"k",)),
+        ("why", (b"k", b"?", ("f", b"", Options().to_bytes(), (), (), True))),
+        ("why", (b"k", None, "nonsense")),
+        ("why", (3, None, ("f", b"", Options().to_bytes(), (), (), True))),
+    ],
+)
+def test_what_is_no_question_is_refused(kitchen: Kitchen, verb: str, args: Any) -> None:
+    """With the error that the peer's mistakes have."""
+    pipeline = kitchen.pipeline
+    with pytest.raises(ProtocolError):
+        answer_inquiry(pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args)
+
+
+def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., Kitchen]) -> None:
+    """Nothing is loaded to say so, and once it is loaded it is a hit."""
+    open_kitchen().value(Source(double), X)
+    kitchen, source = open_kitchen(), Source(double)
+    answer = ask(kitchen, source, X)
+    assert (answer["verdict"], answer["differences"]) == ("load", [])
+    assert answer["reason"] == "a compiled program for these arguments is on disk"
+    (program,) = answer["programs"]
+    assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 0)
+    assert ask(kitchen, source)["verdict"] == "load"
+    assert kitchen.counters.snapshot()["executable_loads"] == 0
+    assert source.asked == []
+    kitchen.value(source, X)
+    assert ask(kitchen, source, X)["verdict"] == "hit"
+
+
+def test_other_arguments_than_those_on_disk_compile(open_kitchen: Callable[..., Kitchen]) -> None:
+    """The nearest is what the earlier worker has built."""
+    open_kitchen().value(Source(double), X)
+    answer = ask(open_kitchen(), Source(double), X[:3])
+    assert answer["verdict"] == "compile"
+    assert [each["text"] for each in answer["differences"]] == [
+        "argument x: float32[128,8] → float32[3,8]"
+    ]
+
+
+def test_a_program_that_is_gone_from_the_disk_compiles(
+    open_kitchen: Callable[..., Kitchen],
+) -> None:
+    """Although it is still known that it was there."""
+    open_kitchen().value(Source(double), X)
+    kitchen = open_kitchen()
+    assert kitchen.shelf is not None
+    (kept,) = kitchen.shelf.calls().values()
+    kitchen.shelf.store.remove("programs", kept.program)
+    assert ask(kitchen, Source(double), X)["verdict"] == "compile"
+
+
+def asks_the_host(x: Any) -> Any:
+    """Cannot be kept on disk."""
+    return jax.pure_callback(lambda value: value, np.zeros((), np.float32), x)
+
+
+def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., Kitchen]) -> None:
+    """After a restart, to whoever wonders why it is compiled again."""
+    x = np.float32(1)
+    kitchen, source = open_kitchen(), Source(asks_the_host)
+    kitchen.value(source, x)
+    assert ask(kitchen, source, x)["verdict"] == "hit"
+    kitchen = open_kitchen()
+    answer = ask(kitchen, source, x)
+    assert answer["verdict"] == "compile"
+    assert (
+        "Its program calls back into Python, so it cannot be kept on disk: each new worker makes "
+        "it again." in answer["advice"]
+    )
+    kitchen.value(source, x)
+    assert kitchen.counts()[0] == 1
+    assert ask(kitchen, source, x)["verdict"] == "hit"
+
+
+def test_a_program_that_jax_cannot_write_says_so(
+    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left a note."""
+
+    def refuse(program: Any) -> bytes:
+        raise programs.NotSerializable("not this one")
+
+    kitchen, source = open_kitchen(), Source(double)
+    with monkeypatch.context() as patched:
+        patched.setattr(programs, "serialize", refuse)
+        kitchen.value(source, X)
+        assert kitchen.shelf is not None
+        kitchen.shelf.flush()
+    ((_, kept),) = kitchen.shelf.calls().items()
+    assert (kept.obstacle, kept.program) == ("unwritten", b"")
+    advice = ask(open_kitchen(), Source(double), X)["advice"]
+    assert any("is one that jax cannot write" in text for text in advice)
+
+
+def test_every_obstacle_is_told_in_words() -> None:
+    """And not by its name."""
+    assert {*get_args(programs.Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
+
+
+def test_both_are_answered_over_a_connection(shop: Shop) -> None:
+    """While no call is open."""
+    peer = shop.peer()
+    message = ("f", b"", Options().to_bytes(), (), (), True)
+    answer, _ = peer.request("why", (b"k" * 16, None, message))
+    assert json.loads(str(answer))["verdict"] == "compile"
+    answer, _ = peer.request("recent", (5,))
+    assert json.loads(str(answer)) == {"decisions": []}

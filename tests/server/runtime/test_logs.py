@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from jaxd_server.runtime import logs
+
+
+@pytest.fixture(autouse=True)
+def untouched_logger() -> Iterator[None]:
+    """Leaves the logger as it was found."""
+    logger = logging.getLogger("jaxd")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_json_lines_carry_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine finds each field under its own name, and None is left out."""
+    logs.configure("json", "host")
+    logs.log_event("listening", address="tcp://127.0.0.1:1", control=None)
+    line = json.loads(capsys.readouterr().err)
+    del line["time"]
+    assert line == {
+        "level": "info",
+        "process": "host",
+        "event": "listening",
+        "address": "tcp://127.0.0.1:1",
+    }
+
+
+def test_text_lines_are_one_line_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """What would tear the line is quoted."""
+    logs.configure("text", "worker")
+    logs.log_event("refused", reason="wrong\ntoken", calls=3, name="f", empty="")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.endswith('worker refused reason="wrong\\ntoken" calls=3 name=f empty=""\n')
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_error_within_except_brings_its_traceback(
+    capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    """A failure of our own can be found from the log alone."""
+    logs.configure("json" if log_format == "json" else "text", "worker")
+    try:
+        print(1 / int("0"))
+    except ZeroDivisionError:
+        logs.log_event("failed", level=logging.ERROR)
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().err
+
+
+def test_ordinary_logging_is_formatted_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """`logging.getLogger("jaxd.…")` needs no knowledge of events."""
+    logs.configure("json", "worker")
+    logging.getLogger("jaxd.wire").warning("odd %s", "bytes")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["level"]) == ("odd bytes", "warning")
+
+
+def test_configuring_twice_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last choice replaces the earlier one."""
+    logs.configure("json", "host")
+    logs.configure("text", "host")
+    logs.log_event("ready")
+    assert capsys.readouterr().err.count("ready") == 1

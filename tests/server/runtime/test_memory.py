@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import resource
+import sys
+import threading
+
+import pytest
+
+from jaxd_server.runtime import memory as module
+from jaxd_server.runtime.memory import (
+    MapGauge,
+    Trimmer,
+    allow_files,
+    give_back,
+    machine_bytes,
+    map_pressure,
+    resident_bytes,
+    trim,
+)
+from jaxd_server.runtime.timers import process_timers
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+def test_the_pressure_counts_the_maps_of_this_process() -> None:
+    """As a share of what the system allows."""
+    with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
+        limit = int(file.read())
+    before = map_pressure()
+    # neighbours with the same rights would be one map
+    rights = [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE]
+    maps = [mmap.mmap(-1, mmap.PAGESIZE, prot=rights[index % 2]) for index in range(200)]
+    after = map_pressure()
+    for one in maps:
+        one.close()
+    assert 0 < before < after < 1
+    assert 150 < (after - before) * limit < 400
+
+
+def test_without_proc_there_is_neither_pressure_nor_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems have no such limit, and what is not known limits nothing."""
+
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert map_pressure() == 0.0
+    assert resident_bytes() == 0
+    assert machine_bytes() > 0
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory.limit_in_bytes"])
+def test_the_memory_of_a_container_is_what_it_may_have(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Not that of the machine around it; without a limit of its own, that. In both versions."""
+    names = [path.rpartition("/")[2] for path in module._CGROUP_LIMITS]
+    assert name in names
+    files = tuple(os.path.join(str(tmp_path), each) for each in names)
+    monkeypatch.setattr(module, "_CGROUP_LIMITS", files)
+    file = os.path.join(str(tmp_path), name)
+    whole = machine_bytes()
+    for text, expected in (("1048576\n", 1 << 20), ("max\n", whole), (f"{whole * 2}\n", whole)):
+        with open(file, "w", encoding="ascii") as written:
+            written.write(text)
+        assert machine_bytes() == expected
+
+
+@linux
+def test_the_size_of_the_process_is_seen() -> None:
+    """Memory that is written to counts."""
+    before = resident_bytes()
+    block = bytearray(b"x") * (64 << 20)
+    assert resident_bytes() - before > 48 << 20
+    del block
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or sys.platform != "linux", reason="asks glibc")
+@pytest.mark.skipif(
+    "glibc" not in str(getattr(os, "confstr", lambda _: "")("CS_GNU_LIBC_VERSION")), reason="glibc"
+)
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    """Small blocks, which glibc keeps for itself behind one that is still there."""
+    blocks = [bytes(3000) for _ in range(30_000)]
+    last = bytes(3000)
+    full = resident_bytes()
+    del blocks
+    trim()
+    assert full - resident_bytes() > 40 << 20
+    assert len(last) == 3000
+
+
+class _Knot:
+    """Something that only the garbage collector finds."""
+
+    def __init__(self, freed: list[None]) -> None:
+        self.myself = self
+        self.freed = freed
+
+    def __del__(self) -> None:
+        self.freed.append(None)
+
+
+def test_giving_back_frees_cycles_and_trimming_does_not() -> None:
+    """The collector holds up every thread, so only who asks for it gets it."""
+    freed: list[None] = []
+    gc.disable()
+    try:
+        _Knot(freed)
+        trim()
+        assert freed == []
+        give_back()
+        assert freed == [None]
+    finally:
+        gc.enable()
+
+
+def test_maps_are_counted_only_when_they_may_be_too_many() -> None:
+    """Far from the limit, not for each program; near it, for each."""
+    pressures = [0.1]
+    looks: list[float] = []
+
+    def look() -> float:
+        looks.append(pressures[0])
+        return pressures[0]
+
+    gauge = MapGauge(0.5, look)
+    assert [gauge.added() for _ in range(20)] == [False] * 20
+    assert len(looks) == 1
+    pressures[0] = 0.4999
+    while len(looks) == 1:
+        assert not gauge.added()
+    assert [gauge.added() for _ in range(3)] == [False] * 3
+    assert len(looks) == 5
+    pressures[0] = 0.51
+    assert gauge.added()
+    assert gauge.is_high()
+
+
+def test_maps_cannot_become_too_many_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when each program takes as many as any ever did."""
+    monkeypatch.setattr(module, "_max_maps", lambda: 65530)
+    maps = 600
+    gauge = MapGauge(0.5, lambda: maps / 65530)
+    while not gauge.added():
+        maps += 990
+        assert maps < 0.52 * 65530
+
+
+def test_memory_is_returned_once_for_all_that_was_freed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a thread of its own, and again after that for what comes later."""
+    trimmed: list[str] = []
+    done, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def note() -> None:
+        trimmed.append(threading.current_thread().name)
+        done.release()
+
+    monkeypatch.setattr(module, "trim", note)
+    monkeypatch.setattr(process_timers, "after", lambda _, do: _Started(go_on, do).start())
+    trimmer = Trimmer()
+    for _ in range(5):
+        trimmer.freed()
+    assert trimmed == []
+    go_on.release()
+    assert done.acquire(timeout=30)
+    trimmer.freed()
+    go_on.release()
+    assert done.acquire(timeout=30)
+    assert len(trimmed) == 2
+    assert threading.current_thread().name not in trimmed
+
+
+class _Started(threading.Thread):
+    """A timer that waits for a word."""
+
+    def __init__(self, go_on: threading.Semaphore, do: object) -> None:
+        super().__init__()
+        self._go_on = go_on
+        self._do = do
+
+    def run(self) -> None:
+        assert self._go_on.acquire(timeout=30)
+        assert callable(self._do)
+        self._do()
+
+
+def test_as_many_files_as_there_are_clients() -> None:
+    """As far as the system allows; never fewer than before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_files(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1124, hard)
+        allow_files(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1124, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

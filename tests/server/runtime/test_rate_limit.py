@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from jaxd_server.runtime.rate_limit import Allowance, place_of
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """One for an allowance."""
+    return Clock()
+
+
+def test_so_many_at_once_and_then_so_many_a_second(clock: Clock) -> None:
+    """It says how long to wait, and counts what came meanwhile."""
+    allowance = Allowance(3, 0.5, clock)
+    assert [allowance.take("a") for _ in range(5)] == [0, 0, 0, None, None]
+    assert allowance.wait_s("a") == 2.0
+    clock.now += 1.5
+    assert allowance.wait_s("a") == 0.5
+    clock.now += 0.5
+    assert allowance.take("a") == 2
+    clock.now += 1000.0
+    assert [allowance.take("a") for _ in range(4)] == [0, 0, 0, None]
+
+
+def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
+    """A wrong token has been tried, whether it might or not."""
+    allowance = Allowance(2, 1.0, clock)
+    for expected in (0.0, 0.0, 1.0, 2.0):
+        assert allowance.wait_s("a") == expected
+        allowance.note("a")
+
+
+def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
+    """What one has used up the others have."""
+    allowance = Allowance(1, 1.0, clock)
+    assert [allowance.take(place) for place in "aabb"] == [0, None, 0, None]
+
+
+@pytest.mark.parametrize(
+    ("peer", "place"),
+    [
+        (("127.0.0.1", 1), "127.0.0.1"),
+        (("::ffff:10.0.0.7", 1, 0, 0), "10.0.0.7"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2:ffff::1", 9, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::/64"),
+        ("", "unix"),
+        ("/run/x.sock", "unix"),
+        (b"\0abstract", "unix"),
+    ],
+)
+def test_a_place_is_what_one_peer_cannot_vary(peer: object, place: str) -> None:
+    """Neither its port, nor the part of an IPv6 address that it chooses itself."""
+    assert place_of(peer) == place

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+from jaxd_server.runtime import reclaimer as module
+from jaxd_server.runtime.memory import MapGauge, Trimmer
+from jaxd_server.runtime.reclaimer import Reclaimer
+
+
+class Pool:
+    """Holds as many entries as it is told to."""
+
+    def __init__(self, held: int, limit: int) -> None:
+        self.held = held
+        self.limit = limit
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self.held
+
+    def shrink(self) -> int:
+        """Drops what is above the limit."""
+        return self.reclaim(max(0, self.held - self.limit))
+
+    def reclaim(self, count: int) -> int:
+        """Drops that many, as far as there are any."""
+        self.asked.append(count)
+        dropped = min(count, self.held)
+        self.held -= dropped
+        return dropped
+
+
+class Trims(Trimmer):
+    """Counts how often it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = 0
+
+    def freed(self) -> None:
+        """Something was."""
+        self.told += 1
+
+
+def test_each_pool_is_brought_within_its_own_limit() -> None:
+    """Those that are within it lose nothing."""
+    reclaimer = Reclaimer(trimmer=Trims())
+    pools = [Pool(5, 3), Pool(2, 3)]
+    for pool in pools:
+        reclaimer.register(pool)
+    assert reclaimer.relieve() == 2
+    assert [pool.held for pool in pools] == [3, 2]
+
+
+def test_nothing_is_dropped_without_need() -> None:
+    """And nobody is told that memory was freed."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    reclaimer.register(Pool(3, 3))
+    assert reclaimer.relieve() == 0
+    assert trims.told == 0
+
+
+def test_the_garbage_collector_is_not_run_for_what_is_dropped() -> None:
+    """It would hold up every call; who returns the memory is told once for all of it."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    reclaimer.register(Pool(9, 3))
+    runs = gc.get_stats()[2]["collections"]
+    assert reclaimer.relieve() == 6
+    assert gc.get_stats()[2]["collections"] == runs
+    assert trims.told == 1
+
+
+def test_a_process_short_of_memory_maps_drops_until_it_is_not() -> None:
+    """Some of each pool, although each is within its limit: at the end of the maps it would die."""
+    pool = Pool(1000, 2000)
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: pool.held / 1600), trimmer=Trims())
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 1000 - pool.held
+    assert 740 < pool.held <= 800
+    assert min(pool.asked[1:]) >= 8
+
+
+def test_where_nothing_can_be_dropped_the_maps_stay_as_they_are() -> None:
+    """What is in use is all that there is, and the build goes on."""
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: 0.9), trimmer=Trims())
+    pool = Pool(0, 5)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 0
+    assert pool.asked == [0, 8]
+
+
+def test_the_share_of_maps_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--map-share` reaches the one who looks."""
+    shares: list[float] = []
+    monkeypatch.setattr(module, "MapGauge", shares.append)
+    Reclaimer(0.25)
+    assert shares == [0.25]
+
+
+def test_everything_idle_goes_in_an_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the memory goes back at once, cycles and all: a call waits for it."""
+    returned: list[None] = []
+    monkeypatch.setattr(module, "give_back", lambda: returned.append(None))
+    reclaimer = Reclaimer()
+    pool = Pool(5, 9)
+    reclaimer.register(pool)
+    assert reclaimer.reclaim_all() == 5
+    assert pool.asked == [sys.maxsize]
+    assert returned == [None]
+
+
+def test_who_comes_during_a_relief_does_not_wait_and_is_not_forgotten() -> None:
+    """The one that is at it looks once more."""
+    reclaimer = Reclaimer(trimmer=Trims())
+
+    class Growing(Pool):
+        def reclaim(self, count: int) -> int:
+            dropped = super().reclaim(count)
+            if len(self.asked) == 1:
+                self.held += 3  # another thread builds and comes to be relieved
+                assert reclaimer.relieve() == 0
+            return dropped
+
+    pool = Growing(5, 3)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 5
+    assert pool.held == 3
+    assert reclaimer.relieve() == 0
+
+
+def test_a_relief_that_fails_does_not_prevent_the_next() -> None:
+    """The error is its own."""
+    reclaimer = Reclaimer(trimmer=Trims())
+
+    class Failing(Pool):
+        def shrink(self) -> int:
+            if self.held == 5:
+                self.held += 1
+                raise RuntimeError
+            return super().shrink()
+
+    reclaimer.register(Failing(5, 3))
+    with pytest.raises(RuntimeError):
+        reclaimer.relieve()
+    assert reclaimer.relieve() == 3

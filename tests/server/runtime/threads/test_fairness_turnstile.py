@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from jaxd_server.runtime.threads.fairness import Turnstile
+from tests.server.staging import join, start, until
+
+
+def test_only_so_many_are_inside() -> None:
+    """The next one comes in when one goes."""
+    turnstile, inside, go = Turnstile(2), [], threading.Semaphore(0)
+
+    def visit() -> None:
+        with turnstile:
+            inside.append(1)
+            go.acquire()
+            inside.pop()
+
+    threads = [start(visit) for _ in range(5)]
+    until(lambda: len(turnstile) == 3)
+    assert len(inside) == 2
+    for _ in threads:
+        go.release()
+    join(threads)
+    assert (inside, len(turnstile)) == ([], 0)
+
+
+def test_owners_take_turns() -> None:
+    """One who comes after many of another's waits for one of them."""
+    turnstile, order = Turnstile(1), []
+    assert turnstile.enter("first")
+
+    def visit(owner: str) -> None:
+        assert turnstile.enter(owner)
+        order.append(owner)
+        turnstile.leave()
+
+    threads = []
+    for count, owner in enumerate(["many", "many", "many", "one"], 1):
+        threads.append(start(visit, owner))
+        until(lambda count=count: len(turnstile) == count)  # type: ignore[misc]
+    turnstile.leave()
+    join(threads)
+    assert order == ["many", "one", "many", "many"]
+
+
+def test_waiting_ends_when_it_is_pointless() -> None:
+    """Without a turn, which goes to the next."""
+    turnstile = Turnstile(1)
+    assert turnstile.enter("inside")
+    hooks: list[Callable[[], None]] = []
+
+    @contextmanager
+    def telling(hook: Callable[[], None]) -> Iterator[None]:
+        hooks.append(hook)
+        yield
+
+    came: list[bool] = []
+    leaving = start(lambda: came.append(turnstile.enter("leaving", telling)))
+    until(lambda: hooks)
+    staying = start(lambda: came.append(turnstile.enter("staying")))
+    until(lambda: len(turnstile) == 2)
+    hooks[0]()
+    join([leaving])
+    assert (came, len(turnstile)) == ([False], 1)
+    turnstile.leave()
+    join([staying])
+    assert came == [False, True]

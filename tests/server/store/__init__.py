@@ -1,1 +1,0 @@
-"""Tests of what the server keeps on disk."""

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd.events.callbacks import Table
+from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.fingerprint import Listed, walk
+from jaxd_protocol.fingerprint.client_object import Live
+from jaxd_protocol.fingerprint.model import Targets
+from jaxd_protocol.pytree import dump_literal
+from jaxd_server.user_code.callback_targets import Aims, noting_arguments, stays_here
+
+held: list[Any] = []
+
+
+class Box:
+    def put(self, value: Any) -> None:
+        """Is bound."""
+        held.append(value)
+
+    def other(self, value: Any) -> None:
+        """Is bound, and given nowhere."""
+
+
+box = Box()
+
+
+def note(value: Any, *more: Any, **named: Any) -> None:
+    """Is given."""
+    held.append((value, more, named))
+
+
+made: list[Callable[..., Any]] = []
+
+
+def traced(x: Any, cb: Any = None) -> None:
+    """Gives what is in the table, and keeps what it makes in place, as it is made."""
+    table = np.arange(3)
+    items = {"a": [4, (1, "two")], "b": {1, 2}}
+    jax.debug.callback(box.put, x)
+    jax.debug.callback(note, x)
+    jax.debug.callback(cb.put, x)
+
+    def inner(value: Any, more: int = 2, *, last: str = "l") -> Any:
+        return value * 4 + more, table.tolist(), items, last
+
+    def tell(value: Any) -> Any:
+        return inner(value) if value > 0 else tell(-value)
+
+    def hold(value: Any) -> Any:
+        return x, value
+
+    jax.debug.callback(inner, x)
+    jax.debug.callback(tell, x)
+    jax.debug.callback(hold, x)
+    made[:] = [inner, tell, hold]
+
+
+def targets(function: Any = traced) -> Targets:
+    """As both ends find them."""
+    return walk(function, "f").reach.targets
+
+
+def there_and_back(function: Any, listed: tuple[Any, ...] = (), arguments: Any = None) -> Any:
+    """What a client finds."""
+    aim, arrays = Aims("f", targets(), Listed(listed).entries).at(function)
+    dump_literal(aim)  # or it could not travel
+    return Table(targets(), listed, arguments).function_at(aim, arrays)
+
+
+def trace(x: Any = 1.0, function: Any = traced) -> None:
+    """Runs the function as jax does, but calls nothing back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.debug, "callback", lambda *_, **__: None)
+        function(x, box)
+
+
+def test_what_the_code_gives() -> None:
+    """As itself, as a method of the same object, and where a stand-in came."""
+    assert there_and_back(note) is note
+    assert there_and_back(box.put) == box.put
+    given = targets()
+    given.objects = [each._replace(number=5) for each in given.objects if each.names]
+    aim, _ = Aims("f", given).at(Live(5, ("put",)))
+    assert Table(given).function_at(aim, ()) == box.put
+
+
+def test_what_is_listed() -> None:
+    """Known by its stand-in, or by its name where it came by value."""
+    other = Box()
+    listed = (held.append, other.other, len)
+    assert there_and_back(Live(1, ("other",), True), listed) == other.other
+    assert there_and_back(Box().other, listed) == other.other
+    assert there_and_back(len, listed) is len
+    with pytest.raises(CallbackError, match="several of that name"):
+        there_and_back(Box().other, (other.other, Box().other))
+
+
+def test_an_argument_of_the_function() -> None:
+    """Found by what it was called with."""
+    found: list[Any] = []
+    given = targets()
+
+    def f(x: Any, cb: Any) -> None:
+        found.append(Aims("f", given).at(cb.put))
+
+    other = Box()
+    noting_arguments(f, given)(1, other)
+    ((aim, _),) = found
+    assert Table(given, (), ((1, other), {})).function_at(aim, ()) == other.put
+    with pytest.raises(CallbackError):  # of another object
+        noting_arguments(lambda x, cb: f(x, Box()), given)(1, other)
+
+
+def test_functions_that_traced_code_makes_are_made_again() -> None:
+    """Of the same code, with what they hold: numbers, arrays, containers, each other."""
+    trace()
+    for function in made[:2]:
+        again = there_and_back(function)
+        assert again is not function
+        assert again(2) == function(2) == (10, [0, 1, 2], {"a": [4, (1, "two")], "b": {1, 2}}, "l")
+    partial = there_and_back(functools.partial(made[0], 1, last="x"))
+    assert partial(5)[::3] == (9, "x")
+
+
+def test_a_tracer_cannot_leave() -> None:
+    """Under `jax.jit` it is an error as well; this one says what to do."""
+    given = targets()
+
+    def f(x: Any) -> Any:
+        trace(x)
+        with pytest.raises(CallbackError, match="Pass it as an argument"):
+            Aims("f", given).at(made[2])
+        return x
+
+    jax.jit(f)(1.0)
+
+
+def test_a_function_that_holds_no_data_is_refused() -> None:
+    """The client would not have it."""
+    trace(box.put)
+    with pytest.raises(CallbackError, match=r"holds a method, which is no data.*callbacks="):
+        Aims("f", targets()).at(made[2])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda value: value, box.other, trace, Live(9), functools.partial(trace, 1)]
+)
+def test_what_the_code_does_not_give_is_refused(function: Any) -> None:
+    """While it is traced, with what to do."""
+    with pytest.raises(CallbackError, match=r"f gives .* to jax.debug.callback .*callbacks="):
+        Aims("f", targets()).at(function)
+
+
+def test_of_two_closures_of_the_same_code_each_has_its_own() -> None:
+    """They are told apart by their cells."""
+    makers: list[Any] = []
+
+    def of(into: list[Any]) -> Any:
+        def f(x: Any) -> None:
+            def tell(value: Any) -> None:
+                into.append(value)
+
+            jax.debug.callback(tell, x)
+            makers.append(tell)
+
+        return f
+
+    lists: list[list[Any]] = [[], []]
+    one, two = map(of, lists)
+
+    def both(x: Any) -> None:
+        one(x)
+        two(x)
+
+    given = targets(both)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.debug, "callback", lambda *_: None)
+        both(1)
+    for number, function in enumerate(makers):
+        aim, _ = Aims("f", given).at(function)
+        Table(given).function_at(aim, ())(number)
+    assert lists == [[0], [1]]
+
+
+def test_what_stays_on_the_server() -> None:
+    """Python's own and jax's own; what the user has written never, nor what a library offers."""
+    stay: list[Any] = [
+        print,
+        logging.info,
+        sys.stdout.write,
+        functools.partial(print, 1),
+        jnp.sin,
+        np.save,
+    ]
+    go: list[Any] = [Live(0), traced, box.put, held.append, functools.partial(traced), lambda: 0]
+    assert all(map(stays_here, stay))
+    assert not any(map(stays_here, go))
+    assert not stays_here(pytest.importorskip("optax").adam)
+    assert stays_here(operator.attrgetter("x")) is stays_here(operator.itemgetter(1))
+
+
+def test_what_stands_in_for_an_object_is_no_data() -> None:
+    """Though it has every attribute."""
+    trace(Live(0, (), True))
+    with pytest.raises(CallbackError, match="holds an object of the client's, which is no data"):
+        Aims("f", targets()).at(made[2])

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from jaxd_protocol.errors import CallbackError
+from jaxd_protocol.fingerprint import walk
+from jaxd_server.user_code import jax_callbacks
+from jaxd_server.user_code.callback_targets import Aims
+from jaxd_server.user_code.jax_callbacks import aiming, calling_nobody, have_clients_called_back
+
+SCALAR: Any = np.zeros((), np.float32)
+X = np.float32(3)
+
+
+class Client:
+    """Notes what it is called with, and answers one number."""
+
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+
+    def call_back(self, aim: Any, held: Any, args: Any, kwargs: Any, *, wants_result: bool) -> Any:
+        """As a source does."""
+        self.called.append((aim, args, kwargs, wants_result))
+        return np.float32(42) if wants_result else None
+
+
+class Call:
+    """That runs."""
+
+    def __init__(self) -> None:
+        self.source = Client()
+        self.call_back = self.source.call_back
+
+
+def own(value: Any) -> None:
+    """Must not be called here."""
+    raise AssertionError
+
+
+def gives(x: Any) -> None:
+    """Gives it to be called back, so that a client lets it be called."""
+    jax.debug.callback(own, x)
+
+
+TARGETS = walk(gives, "gives").reach.targets
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """The call whose turn it is, of a client; jax is as it was afterwards."""
+    call = Call()
+    monkeypatch.setattr(jax_callbacks, "_current", [call.call_back])
+    have_clients_called_back()
+    have_clients_called_back()
+    yield call
+    for primitive in jax_callbacks._EXCHANGES:
+        del primitive.bind
+
+
+def run(function: Any, x: Any = X) -> Any:
+    """Traces it for its client, and runs it."""
+    with aiming(Aims("f", TARGETS)):
+        compiled = jax.jit(function).lower(x).compile()
+    result = compiled(x)
+    jax.effects_barrier()
+    return result
+
+
+def test_debug_callbacks_call_the_client(running: Call) -> None:
+    """With values where arrays are, and the rest as it was."""
+
+    def f(x: Any) -> Any:
+        jax.debug.callback(own, x, "text", ordered=True, more=2 * x)
+        return x
+
+    run(f)
+    ((aim, args, kwargs, wants),) = running.source.called
+    assert (aim, float(args[0]), args[1], float(kwargs["more"])) == (
+        ("given", 0),
+        3.0,
+        "text",
+        6.0,
+    )
+    assert not wants
+
+
+def test_io_callbacks_have_the_clients_answer(running: Call) -> None:
+    """Under transformations as well."""
+
+    def f(x: Any) -> Any:
+        return jax.vmap(lambda y: io_callback(own, SCALAR, y))(jnp.stack([x, x])).sum()
+
+    assert float(run(f)) == 84.0
+    assert [float(args[0]) for _, args, _, _ in running.source.called] == [3.0, 3.0]
+
+
+def test_in_branches_and_gradients(running: Call) -> None:
+    """jax puts the primitives there again, which must not exchange them twice."""
+
+    def f(x: Any) -> Any:
+        def noted(y: Any) -> Any:
+            jax.debug.callback(own, y)
+            return y**2
+
+        return jax.grad(lambda y: jax.lax.cond(y > 0, noted, noted, y))(x)
+
+    assert float(run(f)) == 6.0
+    assert [float(args[0]) for _, args, _, _ in running.source.called] == [3.0]
+
+
+def test_what_stays_here_is_called_here(running: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints, whose output travels; and pure callbacks."""
+
+    def f(x: Any) -> Any:
+        jax.debug.callback(print, "here", x)
+        jax.debug.print("there {x}", x=x)
+        return jax.pure_callback(lambda v: v * 2, SCALAR, x)
+
+    assert float(run(f)) == 6.0
+    assert sorted(capsys.readouterr().out.splitlines()) == ["here 3.0", "there 3.0"]
+    assert not running.source.called
+
+
+def test_a_search_calls_nobody(running: Call) -> None:
+    """What has been called already is passed over; a value cannot be."""
+    with calling_nobody(), aiming(Aims("f", TARGETS)):
+        jax.debug.callback(own, X)
+        with pytest.raises(CallbackError, match="not asked for twice"):
+            io_callback(own, SCALAR, X)
+    assert not running.source.called
+
+
+def test_while_tracing_there_is_nobody_to_be_called(
+    running: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No program runs; the message says what to do."""
+    monkeypatch.setattr(jax_callbacks, "_current", [])
+    with aiming(Aims("f", TARGETS)), pytest.raises(CallbackError, match="Pass it values"):
+        jax.debug.callback(own, X)

@@ -1,0 +1,122 @@
+"""What a function changes while it is traced is noticed and undone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.errors import LostUpdateError
+from jaxd_server.user_code.mutation_guard import NOTHING, Captured
+from tests.ids import stable_id
+
+setting: Any = 1
+
+
+class Settings:
+    """An object of the user's, with an attribute that is made when it is read."""
+
+    def __init__(self) -> None:
+        self.rate = 0.5
+
+    @cached_property
+    def half(self) -> float:
+        """A value that is kept in the object's own dict."""
+        return self.rate / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([1, 2], lambda value: value.append(3)),
+        ([1, 2], lambda value: value.reverse()),
+        ({"a": 1}, lambda value: value.update(b=2)),
+        ({"a": 1}, lambda value: value.update(a=2)),
+        (OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
+        ({1, 2}, lambda value: value.add(3)),
+        (deque([1]), lambda value: value.appendleft(0)),
+        (bytearray(b"ab"), lambda value: value.append(1)),
+        (Settings(), lambda value: setattr(value, "rate", 0.25)),
+        (Settings(), lambda value: setattr(value, "more", 1)),
+        (Settings(), lambda value: delattr(value, "rate")),
+    ],
+    ids=stable_id,
+)
+def test_a_container_or_object_that_changes(value: Any, change: Callable[[Any], Any]) -> None:
+    """It is named, and as it was before."""
+
+    def content() -> Any:
+        return dict(vars(value)) if isinstance(value, Settings) else [*value, repr(value)]
+
+    before = content()
+    with (
+        pytest.raises(LostUpdateError, match=f"changes a {type(value).__name__} while"),
+        Captured([value]).kept(),
+    ):
+        change(value)
+    assert content() == before
+
+
+def test_a_global_and_a_variable_of_a_closure() -> None:
+    """Their names are said; one that was not there before is gone again."""
+    count = 0
+
+    def closure() -> None:
+        nonlocal count
+        count += 1
+
+    def module() -> None:
+        global setting, fresh  # noqa: PLW0603  as users do
+        setting = fresh = 2  # type: ignore[name-defined]
+
+    with (
+        pytest.raises(LostUpdateError, match="changes the variable 'count'"),
+        Captured([closure]).kept(),
+    ):
+        closure()
+    with (
+        pytest.raises(LostUpdateError, match="changes the global 'fresh'"),
+        Captured([module]).kept(),
+    ):
+        module()
+    assert (count, setting, "fresh" in globals()) == (0, 1, False)
+
+
+def test_what_a_function_holds_counts_as_well() -> None:
+    """And is named as the function names it."""
+    seen: list[int] = []
+
+    def note() -> None:
+        seen.append(1)
+
+    with pytest.raises(LostUpdateError, match="changes a list, 'seen',"), Captured([note]).kept():
+        note()
+    assert seen == []
+
+
+def test_what_fails_leaves_nothing_behind() -> None:
+    """The next trace, which may be somebody else's, begins as the first one did."""
+    scales = [1.0]
+
+    def fail() -> float:
+        scales[0] = 2.0
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError), Captured([scales]).kept():
+        fail()
+    assert scales == [1.0]
+
+
+def test_what_only_looks_is_left_alone() -> None:
+    """Also an attribute that is made when it is read, and an equal value in the place of one."""
+    settings = Settings()
+    numbers = {"large": 10**6}
+    with Captured([settings, numbers]).kept():
+        assert settings.half == 0.25
+        numbers["large"] = int("1000000")
+    assert vars(settings)["half"] == 0.25
+    with NOTHING.kept():
+        settings.rate = 1.0

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from jaxd_server.user_code.output import (
+    MAX_TEXT,
+    Voice,
+    current_voice,
+    forget_caller,
+    give_the_floor,
+    note_caller,
+    speaking,
+    speaking_for_one,
+)
+
+Events = list[tuple[str, Any]]
+
+
+@pytest.fixture
+def events() -> Events:
+    """What the voice has emitted."""
+    return []
+
+
+@pytest.fixture
+def voice(events: Events) -> Voice:
+    """Its."""
+    return Voice(lambda kind, content: events.append((kind, content)))
+
+
+def printed(events: Events) -> list[str]:
+    """The texts."""
+    return [content["text"] for kind, content in events if kind == "print"]
+
+
+def test_lines_are_sent_when_they_end(voice: Voice, events: Events) -> None:
+    """`print` writes a line in pieces."""
+    for text in ("a", " ", "b", "\n", "c\nd\ne"):
+        voice.write("stdout", text)
+    assert printed(events) == ["a b\n", "c\nd\n"]
+    voice.end()
+    assert printed(events)[2:] == ["e"]
+    voice.end()
+    assert len(events) == 3
+
+
+def test_streams_do_not_mix(voice: Voice, events: Events) -> None:
+    """What has no end on one of them does not become a part of the other."""
+    voice.write("stdout", "out")
+    voice.write("stderr", "err\n")
+    voice.flush("stdout")
+    assert [(c["stream"], c["text"], c["flush"]) for _, c in events] == [
+        ("stderr", "err\n", False),
+        ("stdout", "out", True),
+    ]
+
+
+def test_what_has_been_sent_is_flushed_once(voice: Voice, events: Events) -> None:
+    """`print(..., flush=True)` writes a whole line before it flushes."""
+    voice.flush("stdout")
+    for stream in ("stdout", "stderr"):
+        voice.write(stream, f"{stream}\n")
+    for _ in range(2):
+        voice.flush("stdout")
+    assert [(c["stream"], c["text"], c["flush"]) for _, c in events] == [
+        ("stdout", "stdout\n", False),
+        ("stderr", "stderr\n", False),
+        ("stdout", "", True),
+    ]
+
+
+def test_order_is_kept_with_what_is_not_printed(voice: Voice, events: Events) -> None:
+    """A warning comes behind the line that was begun before it."""
+    voice.write("stdout", "begun")
+    voice.say("warned", {"text": "w"})
+    assert [kind for kind, _ in events] == ["print", "warned"]
+
+
+def test_long_text_comes_in_parts(voice: Voice, events: Events) -> None:
+    """None is larger than a message should be, and none is kept back for ever."""
+    text = "x" * (2 * MAX_TEXT + 1)
+    voice.write("stdout", text)
+    assert [len(part) for part in printed(events)] == [MAX_TEXT, MAX_TEXT, 1]
+
+
+def test_a_thread_speaks_for_its_call_first(voice: Voice, events: Events) -> None:
+    """Threads that speak for nobody do so for the call whose turn it is."""
+    other = Voice(lambda *_: None)
+    found: list[Voice | None] = []
+    assert current_voice() is None
+    with give_the_floor(other):
+        with speaking(voice):
+            voice.write("stdout", "no end")
+            assert current_voice() is voice
+            thread = threading.Thread(target=lambda: found.append(current_voice()))
+            thread.start()
+            thread.join()
+        assert current_voice() is other
+    assert found == [other]
+    assert current_voice() is None
+    assert printed(events) == ["no end"]
+
+
+def test_a_callback_speaks_for_the_only_call_that_it_can_be(voice: Voice) -> None:
+    """With several of them, for none: nobody reads what another client's function prints."""
+    other = Voice(lambda *_: None)
+    note_caller(voice)
+    with give_the_floor(other):
+        with speaking_for_one():
+            assert current_voice() is voice
+        note_caller(other)
+        with speaking_for_one():
+            assert current_voice() is None
+        with speaking(other), speaking_for_one():
+            assert current_voice() is other
+    forget_caller(other)
+    forget_caller(voice)
+    forget_caller(voice)
+    with speaking_for_one():
+        assert current_voice() is None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import time
+
+from jaxd_protocol.pytree import Leaf
+from jaxd_server.values.accounting import holder_rows, largest
+from jaxd_server.values.value import Named, Value, ValuesOfSession
+
+MIB = 1 << 20
+
+
+def value(nbytes: int, maker: str, age_s: float = 0.0) -> Value:
+    """A value of that size."""
+    leaf = Leaf("A", "uint8", (nbytes,))
+    return Value(None, leaf, nbytes, maker, made_at=time.time() - age_s)
+
+
+def session(principal: str, *values: Value) -> ValuesOfSession:
+    """One that holds these."""
+    own = ValuesOfSession(principal)
+    own.values = dict(enumerate(values))
+    return own
+
+
+def test_there_is_a_row_for_each_name_and_each_maker() -> None:
+    """The largest first; with the age of the oldest, and what is left of a name's time."""
+    sessions = [
+        session("me", value(8, "step", 50.0), value(8, "step", 10.0), value(1, "put")),
+        session("me", value(4, "step")),
+    ]
+    names = {("me", "w"): Named(b"", (value(100, "put", 7.0),), 130.0)}
+    rows = holder_rows("me", names, sessions, {"me": 121}, 100.0)
+    told = [(row["what"], row["values"], row["bytes"], row["ttl_s"]) for row in rows]
+    assert told == [
+        ("named 'w'", 1, 100, 30.0),
+        ("step", 2, 16, None),
+        ("step", 1, 4, None),
+        ("put", 1, 1, None),
+    ]
+    assert [row["name"] for row in rows] == ["w", None, None, None]
+    assert 50.0 <= rows[1]["age_s"] < 60.0
+
+
+def test_what_has_a_name_is_in_its_row_alone() -> None:
+    """Also when several numbers and names stand for it: the rows add up to what is held."""
+    one = value(8, "step")
+    names = {("me", name): Named(b"", (one,), None) for name in "ab"}
+    rows = holder_rows("me", names, [session("me", one, one, value(2, "step"))], {"me": 10}, 0.0)
+    assert sum(row["bytes"] for row in rows) == 10
+    assert sum(row["values"] for row in rows) == 2
+
+
+def test_of_others_only_the_size_is_told() -> None:
+    """Neither their names nor what their functions are called."""
+    names = {("you", "secret"): Named(b"", (value(8, "put"),), None)}
+    rows = holder_rows("me", names, [session("you", value(8, "private"))], {"you": 16}, 0.0)
+    (row,) = rows
+    assert (row["what"], row["principal"], row["bytes"]) == ("values of you", "you", 16)
+    assert "secret" not in str(rows)
+    assert "private" not in str(rows)
+
+
+def test_the_largest_are_told_in_words() -> None:
+    """No more than five."""
+    rows = holder_rows("me", {}, [session("me", *(value(MIB, f"f{i}") for i in range(7)))], {}, 0.0)
+    assert largest(rows) == "; ".join(f"f{i} 1.0 MiB" for i in range(5))
+    assert largest([]) == "none"

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxd_protocol.errors import ValueDeleted, ValuesFull
+from jaxd_protocol.pytree import Leaf
+from jaxd_server.values.content_store import Contents
+from jaxd_server.values.store import Values
+from jaxd_server.values.value import Value, ValuesOfSession
+from tests.server.staging import at_once
+
+MIB = 1 << 20
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Array:
+    """Stands for one."""
+
+
+def value(nbytes: int = 8, maker: str = "step") -> Value:
+    """A value of that size."""
+    return Value(Array(), Leaf("A", "uint8", (nbytes,)), nbytes, maker)
+
+
+def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
+    """By its number; dropping what is not there is nothing."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    one, two = value(8), value(16)
+    values.add(own, {1: one, 2: two})
+    assert (own.get(1), own.get(2)) == (one, two)
+    assert (len(values), values.nbytes) == (2, 24)
+    values.drop(own, [1, 7])
+    values.drop(own, [1])
+    with pytest.raises(ValueDeleted, match="not there any more"):
+        own.get(1)
+    assert (len(values), values.nbytes) == (1, 16)
+
+
+def test_copies_of_what_a_client_has_are_not_missed() -> None:
+    """A worker that holds nothing else can be replaced."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    copy = value(8)
+    copy.copied = True
+    assert not values.are_missed()
+    values.add(own, {1: copy})
+    assert not values.are_missed()
+    values.add(own, {2: value(8)})
+    assert values.are_missed()
+    values.drop(own, [2])
+    values.name("uid:1", "n", b"", [copy], None)
+    assert values.are_missed()
+
+
+def test_a_number_that_is_used_again_stands_for_what_came_last() -> None:
+    """A call that is repeated makes its results again, and they are counted once."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    values.add(own, {1: value(8)})
+    last = value(16)
+    values.add(own, {1: last})
+    assert own.get(1) is last
+    assert (len(values), values.nbytes) == (1, 16)
+
+
+def test_what_is_let_go_of_is_freed() -> None:
+    """Nothing else keeps the array."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    values.add(own, {1: value(), 2: value()})
+    arrays = [weakref.ref(own.get(number).array) for number in (1, 2)]
+    values.drop(own, [1])
+    values.end(own)
+    gc.collect()
+    assert [array() for array in arrays] == [None, None]
+
+
+def test_a_session_that_is_over_takes_nothing_in() -> None:
+    """A call that was still running must not leave its results behind."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    values.add(own, {1: value()})
+    values.end(own)
+    values.add(own, {2: value()})
+    assert (len(values), values.nbytes, values.holders("uid:1")) == (0, 0, [])
+    with pytest.raises(ValueDeleted):
+        own.get(2)
+
+
+def test_a_name_outlives_its_session() -> None:
+    """And counts once as long as both hold it."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    kept = value(8)
+    values.add(own, {1: kept, 2: value(16)})
+    values.name("uid:1", "weights", b"skeleton", [kept], None)
+    assert (len(values), values.nbytes) == (2, 24)
+    values.end(own)
+    found = values.named("uid:1", "weights")
+    assert (found.skeleton, found.values) == (b"skeleton", (kept,))
+    assert (len(values), values.nbytes) == (1, 8)
+    assert values.unname("uid:1", "weights")
+    assert not values.unname("uid:1", "weights")
+    assert (len(values), values.nbytes) == (0, 0)
+
+
+def test_a_name_that_is_given_again_stands_for_what_came_last() -> None:
+    """What it stood for before is let go of, also when a part of it is the same."""
+    values = Values()
+    first, both, last = value(8), value(16), value(32)
+    values.name("uid:1", "state", b"1", [first, both], None)
+    values.name("uid:1", "state", b"2", [both, last], None)
+    assert values.named("uid:1", "state").values == (both, last)
+    assert (len(values), values.nbytes) == (2, 48)
+
+
+def test_a_name_lives_as_long_as_was_said() -> None:
+    """Then it is gone, and its memory, whether anybody asks for it or not."""
+    clock = Clock()
+    values = Values(clock=clock)
+    values.name("uid:1", "short", b"", [value()], 10.0)
+    values.name("uid:1", "long", b"", [value()], None)
+    clock.now += 9.9
+    values.look()
+    assert len(values.named("uid:1", "short").values) == 1
+    assert len(values) == 2
+    clock.now += 0.1
+    values.look()
+    assert len(values) == 1
+    with pytest.raises(ValueDeleted, match="There are: 'long'"):
+        values.named("uid:1", "short")
+    assert not values.unname("uid:1", "short")
+
+
+def test_nobody_sees_the_names_of_others() -> None:
+    """Not even in the error, and not when they choose the same one."""
+    values = Values()
+    mine, theirs = value(), value()
+    values.name("uid:1", "secret", b"", [mine], None)
+    with pytest.raises(ValueDeleted, match="There is none") as refused:
+        values.named("uid:2", "else")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ValueDeleted):
+        values.named("uid:2", "secret")
+    assert not values.unname("uid:2", "secret")
+    values.name("uid:2", "secret", b"", [theirs], None)
+    assert values.named("uid:1", "secret").values == (mine,)
+    rows = values.holders("uid:2")
+    assert [row["what"] for row in rows] == ["named 'secret'", "values of uid:1"]
+
+
+# room -----------------------------------------------------------------------------------------
+
+
+def test_there_is_room_up_to_the_limit() -> None:
+    """And the error names the largest holders, those of others by no more than their size."""
+    values = Values(limit=10 * MIB)
+    own, other = ValuesOfSession("uid:1"), ValuesOfSession("uid:2")
+    values.add(own, {1: value(4 * MIB, "train_step"), 2: value(MIB, "loss")})
+    values.add(other, {1: value(2 * MIB, "of_another")})
+    enter(values, own, 3 * MIB)
+    with pytest.raises(ValuesFull) as full:
+        enter(values, own, 3 * MIB + 1)
+    text = str(full.value)
+    assert "take 7.0 of 10.0 MiB, yours 5.0 of 10.0 MiB" in text
+    assert "train_step 4.0 MiB; values of uid:2 2.0 MiB; loss 1.0 MiB" in text
+    assert "of_another" not in text
+    assert "--value-bytes" in text
+
+
+def enter(
+    values: Values, owner: ValuesOfSession, nbytes: int, given_up: tuple[int, ...] = ()
+) -> None:
+    """Asks for room, and does nothing with it."""
+    with values.room(owner, nbytes, given_up):
+        pass
+
+
+def test_room_is_promised_to_one_at_a_time() -> None:
+    """Whoever asks in between finds it taken; afterwards it is there, also when nothing came."""
+    values, own, other = Values(limit=10 * MIB), ValuesOfSession("a"), ValuesOfSession("b")
+    values.add(own, {1: value(4 * MIB)})
+    with values.room(own, 8 * MIB, [1]):  # four that go, and four of those that are free
+        enter(values, other, 2 * MIB)
+        with pytest.raises(ValuesFull, match=r"and 4.0 MiB are being filled"):
+            enter(values, other, 2 * MIB + 1)
+        values.drop(own, [1])
+        values.add(own, {2: value(8 * MIB)})
+    enter(values, other, 2 * MIB)
+    with pytest.raises(ValuesFull):
+        enter(values, other, 2 * MIB + 1)
+    with pytest.raises(ZeroDivisionError), values.room(other, 2 * MIB):
+        raise ZeroDivisionError
+    enter(values, other, 2 * MIB)
+
+
+def test_what_is_to_be_free_beside_it_is_not_promised() -> None:
+    """It only has to be there."""
+    values, own = Values(limit=10 * MIB), ValuesOfSession("a")
+    with values.room(own, MIB, spare=9 * MIB):
+        enter(values, own, 9 * MIB)
+        with pytest.raises(ValuesFull), values.room(own, MIB, spare=9 * MIB):
+            pass
+
+
+def test_one_principal_has_a_share_of_it() -> None:
+    """Over all of its sessions and names; the others find their room."""
+    values = Values(limit=10 * MIB, share=0.5)
+    one, two, other = (ValuesOfSession(who) for who in ("uid:1", "uid:1", "uid:2"))
+    values.add(one, {1: value(3 * MIB)})
+    values.name("uid:1", "n", b"", [value(MIB)], None)
+    enter(values, two, MIB)
+    with pytest.raises(ValuesFull, match=r"yours 4.0 of 5.0 MiB"):
+        enter(values, two, MIB + 1)
+    enter(values, other, 5 * MIB)
+
+
+def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
+    """A state that fills more than half of the room can be replaced by the next one."""
+    values, own = Values(limit=10 * MIB), ValuesOfSession("uid:1")
+    named = value(2 * MIB)
+    values.add(own, {1: value(6 * MIB), 2: named})
+    values.name("uid:1", "n", b"", [named], None)
+    enter(values, own, 8 * MIB, (1, 1))
+    with pytest.raises(ValuesFull):
+        enter(values, own, 8 * MIB)
+    with pytest.raises(ValuesFull):
+        enter(values, own, 8 * MIB + 1, (1, 2, 7))  # the name holds the other one
+
+
+def test_names_whose_time_has_passed_take_no_room() -> None:
+    """Whoever asks first lets go of them."""
+    clock = Clock()
+    values, own = Values(limit=MIB, clock=clock), ValuesOfSession("uid:1")
+    values.name("uid:1", "n", b"", [value(MIB)], 10.0)
+    with pytest.raises(ValuesFull):
+        enter(values, own, 1)
+    clock.now += 11
+    enter(values, own, MIB)
+
+
+def test_without_a_limit_there_is_always_room() -> None:
+    """And nothing is no bytes, also where all is taken."""
+    values, own = Values(), ValuesOfSession("uid:1")
+    enter(values, own, 1 << 60)
+    values, own = Values(limit=MIB), ValuesOfSession("uid:1")
+    values.add(own, {1: value(2 * MIB)})
+    enter(values, own, 0)
+
+
+# the count never drifts -----------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 2), st.integers(0, 5), st.integers(0, 99)),
+        st.tuples(st.just("drop"), st.integers(0, 2), st.integers(0, 5)),
+        st.tuples(st.just("end"), st.integers(0, 2)),
+        st.tuples(st.just("name"), st.integers(0, 2), st.integers(0, 1), st.booleans()),
+        st.tuples(st.just("named"), st.integers(0, 2), st.integers(0, 1), st.integers(0, 5)),
+        st.tuples(st.just("unname"), st.integers(0, 2), st.integers(0, 1)),
+        st.tuples(st.just("wait")),
+    ),
+    max_size=60,
+)
+
+
+class Model:
+    """What `Values` should hold, in dicts; and the `Values`. Two sessions share a principal."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.values = Values(clock=self.clock)
+        self.sessions = [ValuesOfSession(who) for who in ("a", "a", "b")]
+        self.held: list[dict[int, Value]] = [{}, {}, {}]
+        self.names: dict[tuple[str, int], tuple[list[Value], bool]] = {}
+
+    def add(self, who: int, number: int, nbytes: int) -> None:
+        one = value(nbytes)
+        self.values.add(self.sessions[who], {number: one})
+        if not self.sessions[who].ended:
+            self.held[who][number] = one
+
+    def drop(self, who: int, number: int) -> None:
+        self.values.drop(self.sessions[who], [number])
+        self.held[who].pop(number, None)
+
+    def end(self, who: int) -> None:
+        self.values.end(self.sessions[who])
+        self.held[who].clear()
+
+    def name(self, who: int, name: int, passes: bool) -> None:
+        found = [*self.held[who].values()]
+        principal = self.sessions[who].principal
+        self.values.name(principal, str(name), b"", found, 10.0 if passes else None)
+        self.names[principal, name] = found, passes
+
+    def named(self, who: int, name: int, number: int) -> None:
+        known = self.names.get((self.sessions[who].principal, name))
+        if known is None or not known[0]:
+            return
+        (first, *_) = self.values.named(self.sessions[who].principal, str(name)).values
+        self.values.add(self.sessions[who], {number: first})
+        if not self.sessions[who].ended:
+            self.held[who][number] = first
+
+    def unname(self, who: int, name: int) -> None:
+        principal = self.sessions[who].principal
+        was = self.values.unname(principal, str(name))
+        assert was == (self.names.pop((principal, name), None) is not None)
+
+    def wait(self) -> None:
+        self.clock.now += 20
+        self.names = {key: held for key, held in self.names.items() if not held[1]}
+        self.values.look()
+
+    def all(self) -> dict[int, Value]:
+        lists = [*(held.values() for held in self.held), *(held for held, _ in self.names.values())]
+        return {id(one): one for each in lists for one in each}
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_the_count_never_drifts(steps: list[tuple[Any, ...]]) -> None:
+    """Whatever is added, dropped, named, found, forgotten and ended, in whatever order."""
+    model = Model()
+    for what, *arguments in steps:
+        do: Callable[..., None] = getattr(model, what)
+        do(*arguments)
+        expected = model.all()
+        size = sum(one.nbytes for one in expected.values())
+        assert (len(model.values), model.values.nbytes) == (len(expected), size)
+        assert sum(row["bytes"] for row in model.values.holders("a")) == size
+    for who in range(3):
+        model.end(who)
+        for name in range(2):
+            model.unname(who, name)
+    assert (len(model.values), model.values.nbytes, model.values.holders("a")) == (0, 0, [])
+    assert model.values._room.used == {}
+
+
+def test_many_threads_count_right() -> None:
+    """Each adds, names, drops and ends what is its own, and of what they share a part."""
+    values, shared = Values(), value(1000)
+
+    def work(index: int) -> None:
+        for turn in range(100):
+            own = ValuesOfSession("uid:1")
+            values.add(own, {number: value(number) for number in range(5)} | {9: shared})
+            values.name("uid:1", f"n{index}", b"", [own.get(1), shared], None)
+            values.drop(own, [turn % 5])
+            values.holders("uid:1")
+            values.end(own)
+            values.unname("uid:1", f"n{index}")
+
+    assert at_once(6, work) == [None] * 6
+    assert (len(values), values.nbytes, shared.holders) == (0, 0, 0)
+
+
+def test_what_somebody_had_goes_with_them() -> None:
+    """Under names and as contents; that of others stays."""
+    values = Values(contents=Contents(100))
+    for who in ("account:alice", "account:bob"):
+        values.name(who, "w", b"", [value(8)], None)
+        values.contents.put(who, (1, 2), value(8))
+    values.forget("account:alice")
+    with pytest.raises(ValueDeleted):
+        values.named("account:alice", "w")
+    assert values.named("account:bob", "w").values
+    assert (len(values), values.nbytes, values.contents.nbytes) == (1, 8, 8)

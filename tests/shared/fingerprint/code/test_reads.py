@@ -1,0 +1,180 @@
+"""What a code object reads, on whichever Python this is."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+import pytest
+
+from jaxd_protocol.fingerprint.code.reads import Import, facts_of
+from tests.shared.fingerprint.defining import code_of, define, facts, reads, shown_steps
+
+
+def test_each_read_has_the_line_where_it_is_first() -> None:
+    """Counted from the beginning of the file."""
+    found = facts("y = 1\nz = cfg.lr\nreturn cfg.lr, other").reads
+    assert [(read.name, read.line) for read in found] == [("cfg", 3), ("other", 4)]
+
+
+def test_names_are_all_globals_that_are_touched() -> None:
+    """Those of nested functions as well."""
+    found = facts("global N\nN = 1\ndef g(): return cfg.lr\nreturn g")
+    assert found.names == {"N", "cfg"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "expected"),
+    [
+        ("self", "return self.a.b, self['c']", {"self": [".a.b", "['c']"]}),
+        ("self, x", "return self.a + x", {"self": [".a"]}),
+        ("self", "return 1", {"self": []}),
+        ("self", "return self", {}),
+        ("self", "return f(self), self.a", {}),
+        ("self", "self = f()\nreturn self.a", {}),
+        ("self", "self.n += 1\nself.m = 2", {"self": [".n+", "=m"]}),
+        ("self", "return lambda: self.a", {"self": [".a"]}),
+        ("self", "return lambda: self", {}),
+        ("self", "def g():\n    nonlocal self\n    self = 1\nreturn self.a", {}),
+        ("self", "return super().f(), self.a", {}),
+        ("self", "return locals()", {}),
+        ("self", "return eval('self')", {}),
+        ("self, other", "return self.a, other.b", {"self": [".a"], "other": [".b"]}),
+        ("*, key", "return key.a", {"key": [".a"]}),
+        ("*args, **kwargs", "return args[0], kwargs['a']", {}),
+        ("self", "return ((self if f() else g()).a, 1, h(), h(), h())", {}),
+        ("self", "return [self.a for _ in range(3)]", {"self": [".a"]}),
+    ],
+)
+def test_uses_of_a_parameter_are_all_that_is_read_of_it(
+    parameters: str, body: str, expected: dict[str, list[str]]
+) -> None:
+    """None are given where it may be read in another way as well."""
+    found = facts(body, parameters).uses
+    assert {name: [*map(shown_steps, uses)] for name, uses in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return cfg.lr, cfg['a']", {"cfg": [".lr", "['a']"]}),
+        ("return lambda: cfg.lr", {"cfg": [".lr"]}),
+        ("return cfg", {}),
+        ("nonlocal cfg\ncfg = cfg.next", {}),
+    ],
+)
+def test_uses_of_a_closure_are_all_that_is_read_of_it(
+    body: str, expected: dict[str, list[str]]
+) -> None:
+    """Also by functions further in."""
+    text = "\n        ".join(body.split("\n"))
+    source = f"def make(cfg):\n    def f():\n        {text}\n    return f"
+    found = facts_of(define(source).make(1).__code__).uses
+    assert {name: [*map(shown_steps, uses)] for name, uses in found.items()} == expected
+
+
+A_MODULE: tuple[str, ...] = ()
+"""What `import a` binds: the module itself."""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("import a", Import("a", 0, (), (("a", A_MODULE),))),
+        ("import a as b", Import("a", 0, (), (("b", A_MODULE),))),
+        ("import a.b", Import("a.b", 0, (), (("a", None),))),
+        ("import a.b as c", Import("a.b", 0, (), (("c", A_MODULE),))),
+        ("import a.b.c as d", Import("a.b.c", 0, (), (("d", A_MODULE),))),
+        ("from a import b", Import("a", 0, ("b",), (("b", ("b",)),))),
+        (
+            "from a.b import c as d, e",
+            Import("a.b", 0, ("c", "e"), (("d", ("c",)), ("e", ("e",)))),
+        ),
+        ("from . import b", Import("", 1, ("b",), (("b", ("b",)),))),
+        ("from ..a import b", Import("a", 2, ("b",), (("b", ("b",)),))),
+    ],
+)
+def test_an_import_says_what_it_binds(statement: str, expected: Import) -> None:
+    """Which variable holds which part of which module."""
+    assert facts(statement).imports == (expected,)
+    assert facts(f"def g():\n    {statement}\nreturn g").imports == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import a\nreturn a.b.c", {"a": [".b.c"]}),
+        ("import a as b\nreturn b.c(b.d)", {"b": [".c", ".d"]}),
+        ("from a import b\nreturn b(x)", {}),
+        ("from a import b\nreturn b.c", {"b": [".c"]}),
+        ("import a\nreturn f(a)", {}),
+        ("import a\na = f()\nreturn a.b", {}),
+        ("import a\nreturn lambda: a.b", {"a": [".b"]}),
+    ],
+)
+def test_uses_of_what_is_imported_are_found(body: str, expected: dict[str, list[str]]) -> None:
+    """As those of parameters."""
+    found = facts(body, "").uses
+    assert {name: [*map(shown_steps, uses)] for name, uses in found.items() if uses} == expected
+
+
+def test_a_global_that_is_imported_is_a_read_as_well() -> None:
+    """An import statement may assign a global."""
+    assert reads("global a\nimport a\nreturn a.b") == ["a!", "a.b"]
+
+
+def same(one: CodeType, other: CodeType) -> bool:
+    """Whether two codes have the same content."""
+    return facts_of(one).digest == facts_of(other).digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("'Says.'\nreturn x", "'Says more.'\nreturn x"),
+        ("return x", "\n\n\nreturn x"),
+        ("return x  # a comment", "return x"),
+        ("return x", "return (x)"),
+        (
+            "class C:\n    'Says.'\n    def m(self): return 1\nreturn C",
+            "\n\nclass C:\n    'Says more.'\n    def m(self):\n        return 1\nreturn C",
+        ),
+    ],
+)
+def test_the_content_leaves_out_lines_and_what_is_said(one: str, other: str) -> None:
+    """No result depends on them."""
+    assert same(code_of(one), code_of(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("return 1", "return 2"),
+        ("return 1", "return 1.0"),
+        ("return 0.0", "return -0.0"),
+        ("return x.a", "return x.b"),
+        ("return lambda: 1", "return lambda: 2"),
+        ("return x in {1, 2}", "return x in {1, 3}"),
+        ("return 'Says.'", "return 'Says more.'"),
+        ("try:\n    return f(x)\nexcept KeyError: return 1", "return f(x)\nreturn 1"),
+        ("return 'a' if x else __doc__", "return 'b' if x else __doc__"),
+        (
+            "class C:\n    text = 'Says.'\nreturn C",
+            "class C:\n    text = 'Says more.'\nreturn C",
+        ),
+    ],
+)
+def test_the_content_holds_what_the_code_does(one: str, other: str) -> None:
+    """Operations, names and constants, those of nested functions included."""
+    assert not same(code_of(one), code_of(other))
+
+
+@pytest.mark.parametrize("parameters", ["y", "x, y", "*x", "x, /", "*, x", "**x"])
+def test_the_content_holds_the_parameters(parameters: str) -> None:
+    """Their names, and how they are given."""
+    assert not same(code_of("return 1"), code_of("return 1", parameters))
+
+
+def test_a_code_object_is_read_once() -> None:
+    """Each time after that, what was found."""
+    code = code_of("return cfg.lr")
+    assert facts_of(code) is facts_of(code)

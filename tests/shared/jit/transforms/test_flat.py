@@ -1,0 +1,146 @@
+"""What a client's jax asks of a function, step by step, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_protocol.jit.transforms import transformation, transformed
+
+X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
+XX = np.stack([X, X + 1])
+F4 = ((3,), "float32", False)
+NUMBER = ((), "float32", False)
+
+
+def loss(x: Any, y: Any) -> Any:
+    """A number."""
+    return (jnp.sin(x) * y**2).sum()
+
+
+def flat(
+    function: Any,
+    *stages: tuple[str, dict[str, Any]],
+    inputs: tuple[str | None, ...] = ("", ""),
+    sent: tuple[int, ...] = (0, 1),
+    static_argnums: tuple[int, ...] = (),
+    static_argnames: tuple[str, ...] = (),
+) -> Any:
+    """The function behind `flat` and these stages."""
+    options = {
+        "inputs": inputs,
+        "sent": sent,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+    }
+    every = [("flat", options), *stages]
+    return transformed(function, [transformation(name, given) for name, given in every])
+
+
+def equal(ours: Any, *theirs: Any) -> None:
+    assert type(ours) is tuple
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+
+
+def test_arguments_go_in_and_leaves_come_out() -> None:
+    """In jax's order, whatever the tree."""
+
+    def swapped(tree: Any, *, scale: Any) -> Any:
+        return {"b": tree["a"] * scale, "a": tree["b"]}
+
+    made = flat(swapped, inputs=("", "", ""), sent=(0, 1, 2))
+    equal(made((), {"b": X, "a": Y}, scale=2.0), X, Y * 2)
+
+
+def test_what_is_static_or_stays_is_passed_by() -> None:
+    """At any place, and by name."""
+
+    def by_mode(x: Any, mode: str, tree: Any, *, kind: str) -> Any:
+        assert (mode, tree[1], kind) == ("up", "text", "k")
+        return x * tree[0]
+
+    made = flat(by_mode, inputs=("", "", None), static_argnums=(1,), static_argnames=("kind",))
+    equal(made((), X, "up", (Y, "text"), kind="k"), X * Y)
+
+
+def test_many_at_once() -> None:
+    """Along the axes that jax says; results along the first."""
+    made = flat(loss, ("flat_vmap", {"axes": (1, None)}))
+    equal(made((), XX.T, Y), jax.vmap(loss, (1, None))(XX.T, Y))
+
+
+def test_tangents_come_behind() -> None:
+    """Of those inputs that move; none comes of what has no tangent."""
+
+    def both(x: Any, n: Any) -> Any:
+        return x * n, n
+
+    made = flat(both, ("flat_jvp", {"given": (True, False)}))
+    equal(made((Y,), X, 3), Y * 3)
+
+
+def test_cotangents_come_behind() -> None:
+    """Of those outputs that count; what the function is linear in need not be sent."""
+    reverse = {"linear": (False, False, True), "shapes": (F4,), "given": (True,)}
+    made = flat(loss, ("flat_jvp", {"given": (True, False)}), ("flat_transpose", reverse))
+    equal(made((np.float32(2),), X, Y), 2 * jax.grad(loss)(X, Y))
+
+    def twice(x: Any, y: Any) -> Any:
+        return x * 2, x * y
+
+    linear = {"linear": (True, False), "shapes": (F4,), "given": (False, True)}
+    made = flat(twice, ("flat_transpose", linear), sent=(1,))
+    equal(made((X,), False, Y), X * Y)
+
+
+def test_one_step_upon_the_other() -> None:
+    """A hessian is four of them."""
+    reverse = {"linear": (False, False, True), "shapes": (F4,), "given": (True,)}
+    made = flat(
+        loss,
+        ("flat_jvp", {"given": (True, False)}),
+        ("flat_transpose", reverse),
+        ("flat_jvp", {"given": (True, False, False)}),
+        ("flat_vmap", {"axes": (None, None, None, 0)}),
+    )
+    equal(made((np.float32(1), np.eye(3, dtype="f4")), X, Y), jax.hessian(loss)(X, Y))
+
+
+def test_a_derivative_of_the_functions_own_is_used() -> None:
+    """In reverse, where it has no other."""
+
+    @jax.custom_vjp
+    def odd(x: Any) -> Any:
+        return x
+
+    odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (ct * 100,))
+    reverse = {"linear": (False, True), "shapes": (F4,), "given": (True,)}
+    stages = (("flat_jvp", {"given": (True,)}), ("flat_transpose", reverse))
+    equal(flat(odd, *stages, inputs=("",), sent=(0,))((Y,), X), Y * 100)
+
+
+def test_the_weak_type_of_what_is_linear_counts() -> None:
+    """It is that of the derivative."""
+    reverse = {"linear": (False, True), "shapes": ((*NUMBER[:2], True),), "given": (True,)}
+    stages = (("flat_jvp", {"given": (True,)}), ("flat_transpose", reverse))
+    (found,) = flat(jnp.sin, *stages, inputs=("",), sent=(0,))((1.0,), 0.0)
+    assert found.weak_type
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_travel_as_numbers(impl: str) -> None:
+    """On the way in and on the way out, also many of them."""
+    keys = jax.random.split(jax.random.key(1, impl=impl), 3)
+    numbers = jax.random.key_data(keys)
+
+    def drawn(key: Any, x: Any) -> Any:
+        return jax.random.normal(key, (3,)) * x, jax.random.fold_in(key, 1)
+
+    made = flat(drawn, ("flat_vmap", {"axes": (0, None)}), inputs=(impl, ""))
+    values, others = jax.vmap(drawn, (0, None))(keys, X)
+    equal(made((), numbers, X), values, jax.random.key_data(others))

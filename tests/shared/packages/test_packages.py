@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from jaxd_protocol.packages.packages import (
+    Package,
+    changed_since_first_seen,
+    import_root,
+    package_of,
+    say_change,
+    still_current,
+)
+from tests.fake_packages import FakeSite
+from tests.identity.projects import needs
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """A folder of installed packages from which this process imports."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    return site
+
+
+def known(module: str) -> Package:
+    """The package of a module that has one."""
+    package = package_of(module)
+    assert package is not None
+    return package
+
+
+def touch(info: Path) -> None:
+    """Gives a RECORD another time, as an installation does."""
+    os.utime(info / "RECORD", ns=(1, 1))
+
+
+# which --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "distribution"),
+    [
+        ("jax", "jax"),
+        ("jax.numpy", "jax"),
+        ("jaxlib", "jaxlib"),
+        ("jaxlib._jax.pytree", "jaxlib"),
+        ("numpy.linalg", "numpy"),
+        ("optax", "optax"),
+        ("haiku", "dm-haiku"),
+        ("absl.logging", "absl-py"),
+        ("gin", "gin-config"),
+        ("typing_extensions", "typing_extensions"),
+        ("google.protobuf", "protobuf"),
+    ],
+)
+def test_it_names_the_distribution_as_pip_does(module: str, distribution: str) -> None:
+    """Also where the import has another name, and where nothing was imported."""
+    needs(module.partition(".")[0])
+    package = known(module)
+    assert package.name.lower() == distribution
+    assert package.version == metadata.version(distribution)
+    assert len(package.digest) == 16
+
+
+@pytest.mark.parametrize("module", ["os", "os.path", "sys", "json.decoder", "not_installed.at_all"])
+def test_the_rest_has_no_package(module: str) -> None:
+    """The standard library, and what is not there."""
+    assert package_of(module) is None
+
+
+@pytest.mark.parametrize(
+    "module", ["__main__", __name__, "tests", "jaxd_protocol.packages.packages"]
+)
+def test_what_is_not_installed_has_no_package(module: str) -> None:
+    """What the user writes, and our own working tree."""
+    assert package_of(module) is None
+
+
+def test_an_import_hook_or_pth_file_does_not_install(
+    site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation has a description, but the module is the user's."""
+    site.install("editable-thing", "1", {"__editable__.editable_thing.pth": str(tmp_path)})
+    (tmp_path / "editable_thing.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_of("editable_thing") is None
+
+
+def test_a_copy_of_a_working_tree_is_installed(site: FakeSite) -> None:
+    """`pip install .` copies; another copy under the same version is another package."""
+    info = site.install("local_copy", "0.1", {"local_copy.py": "1"})
+    (info / "direct_url.json").write_text('{"dir_info": {}, "url": "file:///home/me/copy"}')
+    before = known("local_copy")
+    touch(site.install("local_copy", "0.1", {"local_copy.py": "2"}))
+    assert changed_since_first_seen() == [(before, known("local_copy"))]
+    assert known("local_copy").version == "0.1"
+
+
+def test_nothing_is_imported_and_little_is_loaded() -> None:
+    """A client asks before its first call."""
+    needs("google")
+    code = (
+        "import sys; from jaxd_protocol.packages.packages.packages import package_of;"
+        "assert package_of('jax') and package_of('numpy') and package_of('google.protobuf');"
+        "heavy = {'jax', 'numpy', 'google', 'importlib.metadata', 'email', 'csv', 'zipfile'};"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_module_without_metadata_is_known_by_its_files(site: FakeSite) -> None:
+    """It travels by name, so a change of it must show."""
+    path = site.path / "dropped_in.py"
+    path.write_text("1")
+    before = known("dropped_in")
+    assert before[:2] == ("dropped_in", "")
+    path.write_text("12")
+    assert changed_since_first_seen() == [(before, known("dropped_in"))]
+
+
+# namespaces ---------------------------------------------------------------------------------------
+
+
+def test_a_namespace_belongs_to_all_who_share_it(site: FakeSite) -> None:
+    """A module in it belongs to one of them."""
+    site.install("shared-a", "1", {"shared_ns/a/__init__.py": "", "shared_ns/a/x.py": ""})
+    site.install("shared-b", "2", {"shared_ns/deep/b.py": ""})
+    assert known("shared_ns.a.x") == known("shared_ns.a")
+    assert known("shared_ns.a").name == "shared-a"
+    assert known("shared_ns.deep.b").name == "shared-b"
+    both = known("shared_ns")
+    assert both[:2] == ("shared-a, shared-b", "1, 2")
+    assert both.digest == known("shared_ns.a").digest + known("shared_ns.deep.b").digest
+    assert "shared_ns" not in sys.modules
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_the_root_of_an_import_has_one_owner(site: FakeSite, imported: bool) -> None:
+    """The shortest name that is not a namespace; imported or not."""
+    name = f"rooted_{imported}".lower()
+    site.install(name, "1", {f"{name}/deep/pkg/__init__.py": "", f"{name}/deep/pkg/m.py": ""})
+    if imported:
+        importlib.import_module(f"{name}.deep.pkg.m")
+    assert import_root(f"{name}.deep.pkg.m") == f"{name}.deep.pkg"
+    assert import_root(f"{name}.deep") == f"{name}.deep"
+    assert import_root("jax.numpy.linalg") == "jax"
+    assert import_root("not_installed.at_all") == "not_installed"
+
+
+# changes ------------------------------------------------------------------------------------------
+
+
+def test_what_was_seen_first_is_told_until_the_change_is(site: FakeSite) -> None:
+    """The code in memory is the old one; a change is told once."""
+    site.install("upgraded", "1.0", {"upgraded/__init__.py": "", "upgraded/sub.py": ""})
+    old = known("upgraded.sub")
+    assert still_current(old)
+    site.install("upgraded", "1.1", {"upgraded/__init__.py": "", "upgraded/sub.py": "new"})
+    assert known("upgraded.sub") == known("upgraded") == old
+    assert not still_current(old)
+    (change,) = changed_since_first_seen()
+    assert change == (old, known("upgraded.sub"))
+    assert known("upgraded").version == "1.1"
+    assert changed_since_first_seen() == []
+    assert still_current(known("upgraded"))
+
+
+def test_the_same_installed_again_is_no_change(site: FakeSite) -> None:
+    """`pip install --force-reinstall` writes the same rows."""
+    site.install("again", "1", {"again.py": ""})
+    package = known("again")
+    touch(site.install("again", "1", {"again.py": ""}))
+    assert not still_current(package)
+    assert changed_since_first_seen() == []
+    assert still_current(known("again"))
+
+
+def test_what_is_gone_is_told(site: FakeSite) -> None:
+    """And what comes back is found."""
+    site.install("goes", "1", {"goes.py": ""})
+    package = known("goes")
+    site.uninstall("goes")
+    assert changed_since_first_seen() == [(package, None)]
+    assert package_of("goes") is None
+    site.install("goes", "2", {"goes.py": ""})
+    assert known("goes").version == "2"
+
+
+def test_what_was_missing_is_looked_for_again(site: FakeSite) -> None:
+    """Somebody may have followed the advice to install it."""
+    assert package_of("comes") is None
+    site.install("comes", "1", {"comes.py": ""})
+    assert known("comes").version == "1"
+
+
+@pytest.mark.parametrize(
+    ("new", "text"),
+    [
+        (Package("p", "2", b"2"), "p was changed from 1 to 2"),
+        (Package("p", "1", b"2"), "p 1 was installed again with other files"),
+        (None, "p 1 is no longer installed"),
+    ],
+)
+def test_a_change_in_words(new: Package | None, text: str) -> None:
+    """Which package, and from what to what."""
+    assert say_change(Package("p", "1", b"1"), new) == text
+
+
+def test_a_stranger_is_not_current() -> None:
+    """Nothing is known of its files."""
+    assert not still_current(Package("stranger", "1", b""))

@@ -1,0 +1,190 @@
+"""Arguments to bytes: data, with the code in it by its content."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxd
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.pickling.pack import arguments, functions
+from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
+from jaxd_protocol.pickling.unpack.content_ids import id_of
+from jaxd_protocol.pickling.unpack.unpickler import unpack
+from tests.shared.pickling.processes import arrive, run, write
+
+optax = pytest.importorskip("optax")
+linen = pytest.importorskip("flax.linen")
+TrainState = pytest.importorskip("flax.training.train_state").TrainState
+
+STREAM = (number for number in [1])
+
+
+def test_an_argument_that_cannot_travel_is_named() -> None:
+    """Just as well."""
+    with pytest.raises(PackingError, match=r"dict\['stream'\] is a generator"):
+        pack({"stream": STREAM}, "an argument")
+
+
+def test_what_is_not_contiguous_travels_in_the_bytes() -> None:
+    """There is no one piece of memory to point at."""
+
+    class Strided:
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return bytearray, (pickle.PickleBuffer(memoryview(b"abcdef")[::2]),)
+
+    with pytest.raises(PackingError):
+        pack_out_of_band(Strided(), "it")
+
+
+def scaled(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_callable_of_an_argument_is_the_same_object_in_each_call() -> None:
+    """Functions, methods, partials, jitted ones, and those that a library has made."""
+    values = [
+        scaled,
+        functools.partial(scaled, 3),
+        jax.jit(scaled),
+        optax.sgd(0.1).update,
+        linen.Dense(3).apply,
+    ]
+    for value in values:
+        first, second = (unpack(pack({"it": value}, "it"))["it"] for _ in range(2))
+        assert first is second
+        assert first is not value
+        assert id_of(first) is not None
+
+
+def test_the_client_finds_its_own_callable_again() -> None:
+    """By the id that the server has for it."""
+    functions = pack([scaled], "it")
+    (arrived,) = unpack(functions)
+    name = id_of(arrived)
+    assert name is not None
+    assert functions.objects[name] is scaled
+
+
+def test_a_train_state_has_one_tree_structure() -> None:
+    """So a step is traced once, though each call brings the state's functions along."""
+    model, transform = linen.Dense(2), optax.adam(0.1)
+    parameters = model.init(jax.random.key(0), jnp.ones((1, 2)))
+    state = TrainState.create(apply_fn=model.apply, params=parameters, tx=transform)
+    states = [unpack(pack(state, "it")) for _ in range(2)]
+    traced = []
+
+    def step(state: Any) -> Any:
+        traced.append(1)
+        output = state.apply_fn(state.params, jnp.ones((1, 2)))
+        return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params)), output
+
+    jitted = jax.jit(step)
+    for each in states:
+        jitted(each)
+    assert traced == [1]
+
+
+def test_a_callable_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call only looks it up."""
+
+    def mine() -> int:
+        return 1
+
+    first = pack([mine], "it")
+    monkeypatch.setattr(arguments, "pack_function", None)
+    assert pack([mine], "it") == first
+
+
+LEVEL = 1
+
+
+def leveled() -> int:
+    return LEVEL
+
+
+def test_a_callable_that_has_changed_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that it reads is not what it was."""
+    first = unpack(pack(leveled, "it"))
+    monkeypatch.setitem(globals(), "LEVEL", 2)
+    second = unpack(pack(leveled, "it"))
+    assert (first(), second()) == (1, 2)
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """While something is packed, another thread changes what it reads, so many times."""
+    changes: list[int] = []
+    plainly = functions.pack_function
+
+    def pack_function(*given: Any) -> Any:
+        if len(changes) < times:
+            changes.append(len(changes))
+            monkeypatch.setitem(globals(), "LEVEL", 100 + len(changes))
+        return plainly(*given)
+
+    monkeypatch.setattr(arguments, "pack_function", pack_function)
+    monkeypatch.setattr(arguments, "_kept", BoundedDict(8))
+    return changes
+
+
+def test_what_changes_while_it_is_packed_is_not_taken_for_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id says what was packed, else others who name it would get something else."""
+    before = content_id(leveled)
+    assert changing(monkeypatch, 1) == []
+    found = pack([leveled], "it")
+    assert unpack(found)[0]() == 101
+    assert list(found.objects) == [content_id(leveled)] != [before]
+
+
+def test_what_changes_all_the_time_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to do."""
+    changing(monkeypatch, 1000)
+    with pytest.raises(PackingError, match="before the call"):
+        pack_out_of_band([leveled], "it")
+
+
+def test_the_same_callable_of_two_clients_is_one_on_the_server(tmp_path: Path) -> None:
+    """Whatever their files are called, and wherever they lie."""
+    program = """
+import base64, json, sys
+sys.path.insert(0, "")
+import mine
+from jaxd_protocol.pickling.pack.arguments import pack
+print(json.dumps(base64.b64encode(pack([mine.f], "it")).decode()))
+"""
+    look = """
+import base64, json, sys
+from jaxd_protocol.pickling.unpack.unpickler import unpack
+first, second = (unpack(base64.b64decode(data)) for data in json.load(sys.stdin))
+print(first[0] is second[0], first[0](1))
+"""
+    text = "{comment}\nimport math\nRATE = 2\ndef f(x):\n    return x * RATE\n"
+    functions = []
+    for name, comment in (("a", "# one"), ("b", "# two\n\n# lines")):
+        files = {"mine.py": text.format(comment=comment)}
+        functions.append(run(program, cwd=write(tmp_path / name, files)))
+    assert run(look, cwd=tmp_path, given=f"[{','.join(functions)}]") == "True 2\n"
+
+
+def test_a_persistent_function_inside_of_another_is_the_function_jitted() -> None:
+    """On the server there is nothing to send."""
+    inner = jaxd.persistent_call(scaled)
+
+    def outer(x: Any) -> Any:
+        return inner(x) + 1
+
+    copy = arrive(outer)
+    assert copy(3) == 7
+    arrived = copy.__closure__[0].cell_contents
+    assert type(arrived.__wrapped__) is type(scaled)
+    assert not hasattr(arrived, "submit")

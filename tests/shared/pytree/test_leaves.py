@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import struct
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.pytree import INLINE_BYTES, Leaf, Place, read_scalar
+from jaxd_protocol.pytree.leaves import (
+    SCALARS,
+    array_spec,
+    dtype_of,
+    itemsize_of,
+    load_spec,
+    place_leaves,
+    spec_bytes,
+)
+from tests.shared.pytree.samples import DTYPES
+
+
+def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
+    """The place of each follows from the leaves alone."""
+    small, large = Leaf("A", "float32", (3,)), Leaf("A", "float32", (5000,))
+    at_the_limit = Leaf("A", "uint8", (INLINE_BYTES,))
+    _, found, blob_bytes, buffers = place_leaves(
+        [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
+    )
+    assert list(found) == [
+        Place(offset=0),
+        Place(offset=16),
+        Place(buffer=0),
+        Place(offset=32),
+        Place(buffer=1),
+        Place(offset=48),
+        Place(buffer=4),
+    ]
+    assert (blob_bytes, buffers) == (48 + INLINE_BYTES, 5)
+    assert place_leaves([]) == ((), (), 0, 0)
+
+
+@pytest.mark.parametrize("value", [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j])
+def test_a_number_is_read_where_it_lies(value: complex) -> None:
+    """With its type."""
+    tag = {float: "F", int: "I", bool: "B", complex: "C"}[type(value)]
+    parts = (value.real, value.imag) if tag == "C" else (value,)
+    blob = bytes(16) + SCALARS[tag.encode()].pack(*parts)
+    found = read_scalar(tag, blob, 16)
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dtype_is_found_by_its_name(dtype: np.dtype[np.generic]) -> None:
+    """Those of `ml_dtypes` too; the usual sizes are known without numpy."""
+    assert dtype_of(dtype.name) == dtype
+    assert itemsize_of(dtype.name) == dtype.itemsize
+
+
+NO_DTYPES = [
+    "", "object", "str", "bytes", "void", "datetime64", "timedelta64",
+    "f4", "<f4", "f4,f4", "(2,)f4", "f4,,", "M8[s]", "S",
+    "a", "int", "finfo", "iinfo", "no_such", "__name__", "\0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_DTYPES)
+def test_what_is_no_plain_number_is_no_dtype(name: str) -> None:
+    """Whatever numpy would make of the text."""
+    with pytest.raises(ProtocolError, match="is not the name of a dtype"):
+        dtype_of(name)
+
+
+def test_a_dtype_that_needs_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ArgumentError, match="pip install ml_dtypes"):
+        dtype_of.__wrapped__("float6_e2m3fn_unheard_of")
+
+
+@pytest.mark.parametrize("dtype", ["O", "S3", "U2", "M8[s]", "m8[s]", "f4,i4"])
+def test_an_array_that_is_not_numbers_does_not_go_to_jax(dtype: str) -> None:
+    """The message says what to do."""
+    with pytest.raises(ArgumentError, match=r"Convert it to numbers.*static_argnames"):
+        array_spec(np.dtype(dtype), (2,))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (1,) * 64])
+@pytest.mark.parametrize("weak", [True, False])
+def test_an_array_is_described_and_read(
+    dtype: np.dtype[np.generic], shape: tuple[int, ...], weak: bool
+) -> None:
+    """Name, shape and weak bit, and how many bytes it has."""
+    spec, size = array_spec(dtype, shape, weak)
+    assert load_spec(spec, 1) == (dtype.name, shape, weak, len(spec))
+    assert size == np.empty(shape, dtype).nbytes
+    assert Leaf("A", dtype.name, shape).nbytes == size
+
+
+@pytest.mark.parametrize("shape", [(1 << 63, 2), (0, 1 << 63), (1 << 20,) * 10, (1,) * 65])
+def test_a_shape_that_numpy_cannot_have_is_refused(shape: tuple[int, ...]) -> None:
+    """Before its size is computed."""
+    with pytest.raises(ProtocolError, match="shape"):
+        load_spec(spec_bytes("A", "float32", shape), 1)
+
+
+def test_a_description_that_is_cut_short_is_noticed() -> None:
+    """At whatever byte."""
+    spec = spec_bytes("A", "float32", (3, 4))
+    for end in range(1, len(spec)):
+        with pytest.raises((struct.error, UnicodeDecodeError)):
+            load_spec(spec[:end], 1)
+
+
+def test_the_extended_dtypes_are_known_while_their_package_is_loaded() -> None:
+    """It is whenever there is an array of them."""
+    spec, size = array_spec(np.dtype(ml_dtypes.bfloat16), (2,))
+    assert (b"bfloat16" in spec, size) == (True, 4)

@@ -1,1 +1,0 @@
-"""Tests of transformations by name and by steps."""

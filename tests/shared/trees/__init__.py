@@ -1,1 +1,0 @@
-"""Tests of trees as flat data."""
