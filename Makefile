@@ -35,7 +35,7 @@ parallel := -n logical --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker bench clean
+.PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
 .PHONY: locks audit sbom
 
 help:
@@ -54,7 +54,8 @@ help:
 	@echo 'make locks   the hashes of what the images install (LOCK_PYTHONS="…/python3.11 …"; 10 GB)'
 	@echo 'make audit   known vulnerabilities of what the images install; says so where nobody can be asked'
 	@echo 'make sbom    what an image holds (IMAGE=jaxd:py3.12), as CycloneDX in dist/'
-	@echo 'make lint    ruff check, ruff format --check, mypy --strict'
+	@echo 'make lint    ruff check, ruff format --check, mypy --strict, lint-imports (who may import whom)'
+	@echo 'make house   the figures of the source tree, and what breaks its rules'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
 	@echo
@@ -113,6 +114,10 @@ lint: $(VENV)/.dev lint-docker
 	@$(bin)/python -m ruff check --quiet .
 	@$(bin)/python -m ruff format --check --quiet .
 	@$(bin)/python -m mypy --no-error-summary
+	@$(bin)/lint-imports --no-cache --no-logo >/dev/null || { $(bin)/lint-imports --no-cache --no-logo; exit 1; }
+
+house: $(VENV)/.dev
+	@$(bin)/python -m tests.house
 
 # hadolint has a program for one kind of processor only.
 lint-docker: $(VENV)/.dev

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import jaxd
-from tests import house
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
@@ -172,11 +171,6 @@ def test_importing_jaxd_is_light() -> None:
         check=True,
     ).stdout
     assert set(NOT_LOADED_BY_IMPORT_JAXD) & set(json.loads(output)) == set()
-
-
-def test_the_rules_of_the_house_are_kept() -> None:
-    """Folders, layers, circles, sizes: what `make house` prints and checks."""
-    assert list(house.violations()) == []
 
 
 def test_every_public_name_is_exported() -> None:

@@ -14,6 +14,7 @@ from jaxd_server.codec.results import result_form
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs
+from jaxd_server.jax_compat.lowered import out_leaves
 
 
 def double(tree: Any) -> Any:
@@ -24,7 +25,7 @@ def double(tree: Any) -> Any:
 def executable_of(argument: Any) -> Executable:
     """The function for that argument, as a server holds it."""
     lowered = jax.jit(double).lower(argument)
-    form = result_form(programs.out_leaves(lowered), lowered.out_tree)
+    form = result_form(out_leaves(lowered), lowered.out_tree)
     return Executable("double", b"", Program(b"", programs.compile_flat(lowered)), form)
 
 

@@ -11,8 +11,6 @@ from jaxd_server.config.command_line import parse_arguments
 from jaxd_server.processes.host.host import WORKER_COMMAND, Host
 from jaxd_server.runtime import logs
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None, worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Serves as `argv` says (default: `sys.argv[1:]`); returns the exit code.

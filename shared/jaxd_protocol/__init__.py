@@ -5,8 +5,6 @@ Nothing here imports jax, and nothing here imports `jaxd` or `jaxd_server`.
 
 from __future__ import annotations
 
-__all__ = ["PROTOCOL_VERSION", "__version__"]
-
 __version__ = "0.1.0"
 
 PROTOCOL_VERSION = 4

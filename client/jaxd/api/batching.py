@@ -9,8 +9,6 @@ from jaxd.api.decorator import CallOptions, persistent_call
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import ArgumentError, ConfigurationError
 
-__all__ = ["BatchedFunction", "vmap_auto"]
-
 _NOT_FOR_BATCHES: Final = (
     *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "static"),
     *("in_shardings", "out_shardings"),

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ArgumentError
 
-__all__ = ["refuse_lost_class"]
-
 _LOSES_CLASS: Final = sys.version_info >= (3, 13)
 
 

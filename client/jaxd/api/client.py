@@ -20,21 +20,6 @@ from jaxd.transfer.shared_memory import shared_pool
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
 
-__all__ = [
-    "Client",
-    "connect",
-    "devices",
-    "empty",
-    "forget",
-    "get",
-    "named",
-    "pickle_by_handle",
-    "put",
-    "shared_copy",
-    "statistics",
-    "wait",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -26,8 +26,6 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import Options, Ship, StaticRule
 from jaxd_protocol.network.addresses import Address
 
-__all__ = ["CallOptions", "persistent_call"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
 
-__all__ = ["PersistentFunction"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
 
-__all__ = ["PersistentMethod", "Unbound"]
-
 
 class Unbound(Protocol):
     """What it forwards to: a `PersistentFunction`."""

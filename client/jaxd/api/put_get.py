@@ -21,7 +21,6 @@ from jaxd_protocol.pytree import TreeEncoder
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
 
-__all__ = ["bring_home", "find_named", "forget_named", "name_array", "put", "wait"]
 
 T = TypeVar("T")
 

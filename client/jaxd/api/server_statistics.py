@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Statistics"]
-
 
 class Statistics(NamedTuple):
     """What a server did since its worker started; the names are those of `jaxd status --json`.

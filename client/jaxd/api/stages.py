@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.request.call_request import Encoded
 
-__all__ = ["Compiled", "Dialect", "Lowered", "MemoryAnalysis", "ask_stage"]
 
 Dialect = Literal["stablehlo", "hlo"]
 Stage = Literal["jaxpr", "lowered", "compiled"]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.request.function_snapshot import Spec
 
-__all__ = ["Why", "asked_server", "explain", "is_call"]
-
 
 @dataclass(frozen=True, slots=True)
 class Why:

@@ -20,8 +20,6 @@ from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
-__all__ = ["prove_writable", "read_lockfile", "write_lockfile"]
-
 _NAME: Final = b"jaxd lockfile "
 _MAGIC: Final = b"%s%d\n" % (_NAME, PROTOCOL_VERSION)
 _DIGEST_BYTES: Final = 16

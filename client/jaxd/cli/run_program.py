@@ -13,8 +13,6 @@ from typing import Any
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["run_program", "wait_for_interrupt"]
-
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -15,8 +15,6 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.explain.argument_shapes import argument_forms
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
-__all__ = ["Done", "build_all", "check_all"]
-
 _AT_ONCE: Final = 8
 """Builds that are asked for at the same time; how many run at once is for the server to say."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final, TypeVar
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
-__all__ = ["CallFuture"]
-
 T = TypeVar("T")
 
 _WAKES_ITS_LOOP: Final = "asyncio.futures"

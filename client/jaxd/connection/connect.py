@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     Connected = socket.socket | TlsSocket
 
-__all__ = ["check_owner", "dial", "open_connection", "probe"]
 
 GREETING_S = 60.0
 """A worker that has just been replaced imports jax first; its listener keeps us waiting."""

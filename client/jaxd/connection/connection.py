@@ -17,7 +17,6 @@ from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, V
 if TYPE_CHECKING:
     from jaxd.connection.server_requests import Answerers
 
-__all__ = ["ClientConnection"]
 
 _LARGE_BYTES = 1 << 16
 _TOLD_BYTES = 1 << 20

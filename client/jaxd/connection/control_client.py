@@ -11,8 +11,6 @@ from typing import Any
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.network.addresses import Address
 
-__all__ = ["ask", "ask_patiently", "stop_and_wait"]
-
 _PATIENCE_S = 5.0
 _MOST_BYTES = 1 << 26
 

@@ -12,8 +12,6 @@ from jaxd_protocol.network.addresses import Address
 if TYPE_CHECKING:
     from jaxd_protocol.network.local_server import LocalServerFiles
 
-__all__ = ["find_server", "has_server_extra", "require_server_extra"]
-
 
 def find_server(settings: Settings) -> Address:
     """The address of the server to connect to.

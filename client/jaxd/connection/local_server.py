@@ -14,8 +14,6 @@ from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, private_directory, server_runs
 
-__all__ = ["SERVER_COMMAND", "start_background"]
-
 SERVER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server")
 
 _AUTO_IDLE_TIMEOUT_S = 3600

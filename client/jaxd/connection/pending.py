@@ -11,7 +11,6 @@ from jaxd_protocol.errors import ConnectionLost
 if TYPE_CHECKING:
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["WORD_S", "Answers", "Pending", "Unsent", "twice"]
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxd.connection.pending import Answers
     from jaxd_protocol.wire import Frame, Value
 
-__all__ = ["Answerers", "AskedOver", "NothingGiven", "answer", "read_event"]
 
 _PER_CALL: Final = 64
 """Threads for each open call: what runs here may make calls, whose questions must have some too."""

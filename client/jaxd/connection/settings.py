@@ -15,8 +15,6 @@ from jaxd_protocol.network.tokens import (
     read_token_file,
 )
 
-__all__ = ["Settings", "config_file"]
-
 _CONFIG_TYPES: Mapping[str, type] = {
     "server": str,
     "token_file": str,

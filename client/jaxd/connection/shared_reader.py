@@ -20,8 +20,6 @@ from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
 from jaxd_protocol.wire.adaptive_wait import Patience
 
-__all__ = ["LOST", "Attendant", "Dispatches", "SharedReader", "ignore"]
-
 LOST = "the connection to the server ended while a call was open."
 
 

@@ -24,8 +24,6 @@ from jaxd.connection.ssh_relay import CONNECTED, REFUSED
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 
-__all__ = ["dial_over_ssh", "ssh_command"]
-
 _PATIENCE_S: Final = 120.0
 """For logging in; somebody may have to type a password."""
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jaxd.remote_values.store import OpenSession
     from jaxd.transfer.routing import Load
 
-__all__ = ["Submission"]
 
 _spare_room: Final = SpareRoom()
 _timers: Final = TimerThread(

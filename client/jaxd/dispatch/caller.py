@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.routing import Load
     from jaxd_protocol.wire import Frame
 
-__all__ = ["Caller", "HasCaller", "default_caller"]
-
 
 class Caller:
     """One server, as persistent functions use it. Thread-safe; connects when first used.

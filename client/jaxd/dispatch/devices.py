@@ -9,8 +9,6 @@ from typing import Any, SupportsIndex
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["Device", "ask_devices", "device_index"]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -12,7 +12,6 @@ from jaxd_protocol.messages.calls import FAILED, is_failure
 if TYPE_CHECKING:
     from jaxd.request.call_request import Encoded
 
-__all__ = ["Losses", "Politeness"]
 
 _MOST: Final = 16
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.routing import Load
     from jaxd.transfer.shared_memory import Block
 
-__all__ = ["MOST_BYTES", "Spare", "SpareRoom"]
 
 MOST_BYTES: Final = 1 << 28
 """What the open calls of a process may copy for this, all together: 256 MiB."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jaxd.events.callbacks import Callbacks
     from jaxd.events.output import Hearing
 
-__all__ = ["MAX_WORKERS", "Session"]
 
 MAX_WORKERS: Final = 4
 """How many workers a call is sent to while one after the other is replaced."""

@@ -22,19 +22,6 @@ from jaxd_protocol.messages.recipes import Recipe, RecordedCall, load_recipes
 if TYPE_CHECKING:
     from jaxd.request.function_snapshot import Spec
 
-__all__ = [
-    "Recorded",
-    "Recording",
-    "Verdict",
-    "Warmed",
-    "Warming",
-    "encode_warming",
-    "forget",
-    "form_of",
-    "recipes_since",
-    "start_of_recipes",
-    "warm",
-]
 
 Verdict = Literal["hit", "load", "compile"]
 

@@ -35,7 +35,6 @@ from jaxd_protocol.pytree.literals import load_literal
 if TYPE_CHECKING:
     from jaxd.request.function_snapshot import Identity
 
-__all__ = ["Callbacks", "Table", "refuse_functions"]
 
 Aim = tuple[Any, ...]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]

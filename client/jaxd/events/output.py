@@ -24,8 +24,6 @@ from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.messages.tracebacks import shown_file
 from jaxd_protocol.packages.installed import content_of
 
-__all__ = ["HEARD", "HeardBefore", "Hearing"]
-
 _MAX_CALLS: Final = 64
 _MAX_THINGS: Final = 1000
 

@@ -14,8 +14,6 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 
-__all__ = ["Progress", "Transferring"]
-
 _QUIET_S = 1.0
 """Nothing is said of a call that is answered sooner."""
 

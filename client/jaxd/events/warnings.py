@@ -12,8 +12,6 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 
-__all__ = ["Notices"]
-
 _EVERYWHERE = frozenset({"jax", "jaxlib", "numpy"})
 """Nearly every function needs them: said once, not once for each function."""
 

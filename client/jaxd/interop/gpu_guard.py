@@ -18,8 +18,6 @@ from typing import Any
 from jaxd.interop.jax_runtime import prefer_cpu, require_jax, started_platform
 from jaxd_protocol.base.machine import machine_id
 
-__all__ = ["keep_off"]
-
 _CHOSEN = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-__all__ = ["basic_index"]
-
 
 def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     """An index as a tuple of ints, slices of ints, None and Ellipsis.

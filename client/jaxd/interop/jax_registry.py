@@ -23,17 +23,6 @@ from jaxd.interop.jax_runtime import at_once, loaded_jax
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd_protocol.errors import ResultError
 
-__all__ = [
-    "MAPPINGS",
-    "array_class",
-    "is_registered",
-    "key_dtype",
-    "leaf_class",
-    "register",
-    "structure",
-    "unflatten",
-]
-
 
 def is_registered(cls: type) -> bool:
     """Whether instances of a class can be made: by itself, or because jax is imported."""

@@ -13,22 +13,6 @@ from jaxd_protocol.errors import ConfigurationError, TracerError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.pytree import TreeEncoder
 
-__all__ = [
-    "at_once",
-    "current_config",
-    "encode_jax",
-    "loaded_jax",
-    "logs_compiles",
-    "prefer_cpu",
-    "refuse_no_shardings",
-    "refuse_settings_that_stay",
-    "require_jax",
-    "started_platform",
-    "to_jax",
-    "to_jax_keys",
-    "weak_array",
-]
-
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
 
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from jaxd_protocol.pytree.leaves import dtype_of
 
-__all__ = ["BINARY", "ArrayLike", "LazyArray", "forward", "touched"]
-
 
 class ArrayLike:
     """Base of arrays that are made when touched: what is asked of them, the array answers.

@@ -11,8 +11,6 @@ from jaxd.interop.jax_runtime import loaded_jax, to_jax, to_jax_keys
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of
 
-__all__ = ["Kind", "PRNGKeys", "array_here", "kind_here", "leaves_of", "map_leaves"]
-
 Kind = Literal["jax", "numpy", "lazy"]
 
 

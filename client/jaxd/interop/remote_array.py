@@ -18,8 +18,6 @@ from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
 
-__all__ = ["RemoteArray", "by_handle"]
-
 by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
 )

@@ -16,16 +16,6 @@ from jaxd_protocol.messages.data_locations import VALUE, Row
 if TYPE_CHECKING:
     from jaxd_protocol.pytree import Leaf
 
-__all__ = [
-    "DELETED",
-    "ArrayFetcher",
-    "Handle",
-    "Origin",
-    "Stretch",
-    "Stretches",
-    "are_in_order",
-    "rows_of",
-]
 
 _ORIGIN: Final = attrgetter("origin")
 _NUMBER: Final = attrgetter("number")

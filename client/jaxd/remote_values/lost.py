@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from jaxd.interop.result_batch import Handle
     from jaxd.request.call_request import Encoded
 
-__all__ = ["gone", "naming", "naming_for"]
 
 _SHOWN: Final = 4
 _ADVICE: Final = "Make them again, or restore the state from a checkpoint."

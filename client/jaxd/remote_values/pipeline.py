@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.release_queue import Drops
     from jaxd.transfer.routing import Load, Routes
 
-__all__ = ["AHEAD", "Flight", "Flights", "Form"]
 
 AHEAD: Final = 8
 """Calls of one session that are on their way at the same time."""

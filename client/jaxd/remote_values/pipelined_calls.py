@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.release_queue import Drops
     from jaxd.transfer.routing import Routes
 
-__all__ = ["Services", "Shapes", "ValueCalls", "ValueStore", "stay_for"]
 
 _MAX_FORMS: Final = 1024
 _MOST_SHAPES: Final = 256

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.wire import Frame
 
-__all__ = ["OpenSession", "RemoteValues", "Uplink", "specs_in"]
 
 _FETCHED_AT_ONCE: Final = 1 << 28
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from jaxd.interop.remote_array import RemoteArray
     from jaxd_protocol.pickling.pack.functions import Packed
 
-__all__ = ["ArgumentEncoder", "EncodedArguments", "encode_arguments"]
-
 
 class EncodedArguments(NamedTuple):
     """The arguments of a call.

@@ -16,8 +16,6 @@ from jaxd_protocol.jit.static_args import Statics
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import array_spec, itemsize_of, spec_bytes
 
-__all__ = ["encode_specs", "is_spec"]
-
 
 def encode_specs(
     args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics, met: dict[Any, Any]

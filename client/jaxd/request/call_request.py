@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jaxd.request.function_snapshot import Spec
     from jaxd.results.reader import ResultsAs
 
-__all__ = ["CallSettings", "Encoded"]
-
 
 class CallSettings(NamedTuple):
     """How the calls of a function are made, beside what is part of its key.

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["inside", "is_inside", "running"]
-
 running: list[None] = []
 """One for each callback that runs now: each call looks here, which takes next to nothing."""
 

@@ -12,14 +12,6 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundFunction
 from jaxd_protocol.pytree import is_literal
 
-__all__ = [
-    "is_code",
-    "is_plain_object",
-    "name_of",
-    "refuse_array_like",
-    "refuse_masked",
-]
-
 _CODE: Final = (
     *(type, FunctionType, BuiltinFunctionType, ModuleType),
     *(MethodType, BoundFunction),

@@ -16,8 +16,6 @@ from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 
-__all__ = ["Watched", "is_made_in_c", "pack_once", "watch"]
-
 _MAX_KEPT: Final = 256
 _MAX_KEPT_BYTES: Final = 1 << 16
 """Of one object: what is kept is not given back before many others are."""

@@ -11,8 +11,6 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import forget_after_fork
 from jaxd_protocol.errors import CompileAdvice
 
-__all__ = ["Redecorations", "redecorations"]
-
 MANY: Final = 16
 """So often may one function be made persistent: a loop does it more often, a test suite less."""
 

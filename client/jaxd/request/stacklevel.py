@@ -7,8 +7,6 @@ from types import FrameType
 
 from jaxd_protocol.packages.installed import OWN_PACKAGES
 
-__all__ = ["users_level"]
-
 
 def users_level() -> int:
     """The `stacklevel` with which `warnings.warn`, where this is called, points to the user."""

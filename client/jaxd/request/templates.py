@@ -28,8 +28,6 @@ from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.decoder import COUNT
 
-__all__ = ["Template", "take_apart"]
-
 _MAX_TEMPLATES: Final = 256
 _MAX_ALIKE: Final = 16
 """Templates that differ only in what is static or in names."""

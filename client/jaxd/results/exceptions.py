@@ -12,8 +12,6 @@ from jaxd_protocol.messages.failures import Failure, rebuild_failure
 if TYPE_CHECKING:
     from jaxd.results.reader import ResultReader
 
-__all__ = ["raised_by"]
-
 
 def raised_by(failure: Failure, name: str, reader: ResultReader, address: str) -> BaseException:
     """The exception that a call has ended with; a note says which call, and of which server.

@@ -20,8 +20,6 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.pytree.references import Reference, load_reference
 
-__all__ = ["Met", "OwnObjects", "RemoteObject"]
-
 Met = Mapping[Any, Any]
 """What was met when arguments were packed: `(module, qualified name)` to a class or an installed
 callable, and content id to a class or callable of the user's own."""

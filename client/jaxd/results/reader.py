@@ -9,15 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from jaxd.interop.jax_runtime import require_jax
 from jaxd.interop.native import Kind, array_here, kind_here
-from jaxd.results.local_objects import Met, OwnObjects, RemoteObject
+from jaxd.results.local_objects import Met, OwnObjects
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import EVERYTHING, Stay, unpack_numbers
 from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton
 from jaxd_protocol.pytree.leaves import NOWHERE, data_at
-
-__all__ = ["Home", "RemoteObject", "ResultReader", "ResultsAs", "checked", "unreadable"]
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from jaxd.request.call_request import CallSettings, Encoded
     from jaxd.results.reader import ResultsAs
 
-__all__ = ["CallOutline", "TracedCall"]
-
 
 @dataclass(frozen=True, eq=False)
 class CallOutline:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jaxd_protocol.messages.data_locations import Stay
     from jaxd_protocol.pytree import Layout, Leaf
 
-__all__ = ["Exported", "exported_call"]
 
 _MOST_OF_ONE: Final = 256
 _PLATFORMS: Final = {"gpu": "cuda"}

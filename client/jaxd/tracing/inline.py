@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
     from jaxd.dispatch.warm import Warmed
 
-__all__ = [
-    "InlineStages",
-    "devices_here",
-    "finished",
-    "inline_function",
-    "settings",
-    "warm_inline",
-]
 
 R = TypeVar("R")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["keep_error", "last_error"]
-
 _kept: Final[list[BaseException]] = []
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Aval", "Operation", "bind"]
-
 
 class Aval(NamedTuple):
     """What is known of an array before it is there.

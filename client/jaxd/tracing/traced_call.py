@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.request.call_request import CallSettings, Encoded
 
-__all__ = ["call_traced"]
 
 _NUMBERS: Final = (bool, int, float, complex)
 

@@ -11,7 +11,6 @@ from jaxd_protocol.base.buffers import deflate
 if TYPE_CHECKING:
     from jaxd.transfer.dedup_policy import Worth
 
-__all__ = ["Compression"]
 
 SMALLEST_BYTES: Final = 1 << 16
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.dedup_policy import Worth
     from jaxd.transfer.server_copies import Copies, Copy
 
-__all__ = ["Ask", "Contents"]
 
 SMALLEST_BYTES: Final = 1 << 20
 """Below this, hashing and asking take as long as sending."""

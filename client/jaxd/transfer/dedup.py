@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.release_queue import Drops
     from jaxd_protocol.network.addresses import Address
 
-__all__ = ["Data", "SentBefore", "Spared"]
 
 _Look = Callable[[int, Any], tuple[Row, Copy] | None]
 

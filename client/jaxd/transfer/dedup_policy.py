@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["Worth"]
-
 FAST: Final = 4e8
 """Bytes a second: over a faster link, hashing takes as long as sending."""
 

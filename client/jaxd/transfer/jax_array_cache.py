@@ -14,7 +14,6 @@ from jaxd_protocol.messages.data_locations import KEPT, VALUE, Row
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SeenArrays"]
 
 SMALLEST_BYTES: Final = 1 << 16
 """Smaller arrays are sent as quickly as they are looked up."""

@@ -12,8 +12,6 @@ from typing import Final
 
 from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 
-__all__ = ["Drops"]
-
 _MAX_TOLD: Final = 4096
 _BATCH_S: Final = 0.05
 """How long what goes may wait for a call that takes the news along."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxd.transfer.shared_arrays import Room
     from jaxd.transfer.shared_memory import Block, Place, Pool
 
-__all__ = ["BlockPeer", "Load", "Routes"]
 
 SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""

@@ -15,8 +15,6 @@ from typing import Final
 from jaxd.transfer.release_queue import Drops
 from jaxd_protocol.messages.data_locations import first_id, new_number
 
-__all__ = ["Copies", "Copy"]
-
 _LIMIT_BYTES: Final = 1 << 30
 
 

@@ -12,8 +12,6 @@ from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.interop.native import leaves_of, map_leaves
 from jaxd.transfer.shared_memory import Block, Place, Pool
 
-__all__ = ["Room", "empty", "shared_copy", "view_of"]
-
 _WORTH_BYTES: Final = 1 << 16
 """Smaller arrays travel inside of the message anyway."""
 

@@ -27,8 +27,6 @@ from jaxd_protocol.base import shared_memory
 from jaxd_protocol.base.buffers import ALIGNMENT
 from jaxd_protocol.base.process import forget_after_fork, tell_of_forks
 
-__all__ = ["Block", "Place", "Pool", "shared_pool"]
-
 SMALLEST_BYTES: Final = 1 << 18
 """Sizes are powers of two from here up."""
 

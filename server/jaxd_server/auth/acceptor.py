@@ -27,8 +27,6 @@ from jaxd_server.auth.handshake_slots import MAX_STRANGERS, turn_away
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import Allowance, place_of
 
-__all__ = ["Admits", "Reception"]
-
 _FILES_KEPT = 32
 """Of those that the process may open: XLA opens one for each program that it compiles."""
 

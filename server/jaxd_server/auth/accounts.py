@@ -22,8 +22,6 @@ from jaxd_protocol.network.tokens import read_token_file
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Accounts"]
-
 _READ_AGAIN_S: Final = 1.0
 """How old the content of a token file may be for the sessions that were made with it.
 

@@ -34,9 +34,6 @@ from jaxd_server.auth.tls_setup import Tls, tls_of
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime.rate_limit import Allowance, place_of
 
-__all__ = ["GREETING_S", "Admitted", "Doorman", "Doormen", "wrong_tokens"]
-
-
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
 

@@ -15,9 +15,6 @@ from jaxd_protocol.network.accounts import Account
 from jaxd_server.auth.accounts import Accounts
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Visitors"]
-
-
 _SHARED: Final = (
     "they can run code in each other's answers. For people who do not trust each other, start the "
     "server with --worker-per-principal"

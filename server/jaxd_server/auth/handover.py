@@ -18,8 +18,6 @@ from jaxd_protocol.network.handshake import Guest
 from jaxd_protocol.network.versions import Peer, peer_uid
 from jaxd_server.auth.authenticator import GREETING_S, Admitted
 
-__all__ = ["Usher", "hand_over"]
-
 _LENGTH: Final = struct.Struct("!I")
 _MOST_BYTES: Final = 1 << 16
 

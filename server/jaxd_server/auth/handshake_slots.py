@@ -19,8 +19,6 @@ from typing import Final
 from jaxd_protocol.errors import AuthenticationFailed, Busy, VersionMismatch
 from jaxd_protocol.network.handshake import Line, refuse
 
-__all__ = ["FIRST_BYTES_S", "MAX_STRANGERS", "Stranger", "Strangers", "turn_away"]
-
 MAX_STRANGERS: Final = 64
 """Peers that may be shaking hands at once on a listener that asks for a token."""
 

@@ -13,8 +13,6 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
 
-__all__ = ["check_trust"]
-
 _KEEPS_GROUPS: Final = (3, 12, 0)
 
 

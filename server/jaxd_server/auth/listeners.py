@@ -15,8 +15,6 @@ from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import private_directory, somebody_answers
 
-__all__ = ["Listener", "check_length", "listening_on"]
-
 _MAX_PATH_BYTES = 107
 """`sun_path` of unix(7) is 108 bytes with the final zero."""
 

@@ -26,16 +26,6 @@ from jaxd_protocol.network.tokens import config_dir, default_token_file, write_t
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 
-__all__ = [
-    "Tls",
-    "invitations",
-    "own_certificate_file",
-    "prepare_own_certificate",
-    "ready_for_tls",
-    "tls_of",
-]
-
-
 _DAYS = "7300"
 """Twenty years: the fingerprint names it, and it ends when the file is removed."""
 

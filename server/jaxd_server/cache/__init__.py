@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from jaxd_server.cache.directory import KINDS, Kind
-from jaxd_server.cache.record_file import Record
-from jaxd_server.cache.store import Store, Target, open_store
-from jaxd_server.cache.sweep import Swept
-from jaxd_server.cache.usage import Usage
-from jaxd_server.cache.writer import NotKept
-
-__all__ = [
-    "KINDS",
-    "Kind",
-    "NotKept",
-    "Record",
-    "Store",
-    "Swept",
-    "Target",
-    "Usage",
-    "open_store",
-]
+from jaxd_server.cache.directory import KINDS as KINDS
+from jaxd_server.cache.directory import Kind as Kind
+from jaxd_server.cache.record_file import Record as Record
+from jaxd_server.cache.store import Store as Store
+from jaxd_server.cache.store import Target as Target
+from jaxd_server.cache.store import open_store as open_store
+from jaxd_server.cache.sweep import Swept as Swept
+from jaxd_server.cache.usage import Usage as Usage
+from jaxd_server.cache.writer import NotKept as NotKept

@@ -22,8 +22,6 @@ from jaxd_server.cache.usage import usage
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB
 
-__all__ = ["main"]
-
 _FEWEST_DIGITS: Final = 4
 _SHOWN_DIGITS: Final = 12
 _WIDEST: Final = 48

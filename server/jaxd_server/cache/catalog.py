@@ -16,8 +16,6 @@ from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory
 from jaxd_server.cache.record_file import Broken, Header, read_header
 from jaxd_server.cache.usage import Entry, entries
 
-__all__ = ["KeptCall", "broken", "kept_calls", "target_facts"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:

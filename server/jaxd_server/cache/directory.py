@@ -11,18 +11,6 @@ from typing import Final, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = [
-    "KINDS",
-    "TARGET_FILE",
-    "VERSION",
-    "Directory",
-    "Kind",
-    "cache_root",
-    "make_trusted",
-    "prove_trusted",
-]
-
-
 Kind = Literal["functions", "code", "calls", "programs", "environments", "xla"]
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

@@ -21,17 +21,6 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
-__all__ = [
-    "FORMAT",
-    "Broken",
-    "Header",
-    "Record",
-    "encode",
-    "read_file",
-    "read_header",
-    "write_file",
-]
-
 FORMAT: Final = 1
 """Changes with the layout of a file; a file of another format is not read."""
 

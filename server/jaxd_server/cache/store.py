@@ -18,8 +18,6 @@ from jaxd_server.cache.sweep import Swept, sweep
 from jaxd_server.cache.usage import Usage, usage
 from jaxd_server.cache.writer import Made, Troubles, Writer
 
-__all__ = ["DISK_BYTES", "Store", "Target", "open_store"]
-
 DISK_BYTES: Final = 10 << 30
 
 _SCAN_S: Final = 900.0

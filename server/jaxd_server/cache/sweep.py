@@ -14,8 +14,6 @@ from jaxd_server.cache.directory import KINDS, VERSION, Kind
 from jaxd_server.cache.record_file import Broken, read_header
 from jaxd_server.cache.usage import Entry, entries, files_in, foreign_targets, room, targets
 
-__all__ = ["Swept", "clear", "sweep"]
-
 _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0

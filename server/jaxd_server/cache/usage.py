@@ -14,20 +14,6 @@ from typing import Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, TARGET_FILE, VERSION, Kind
 
-__all__ = [
-    "DiskUsage",
-    "Entry",
-    "Taken",
-    "Usage",
-    "entries",
-    "files_in",
-    "foreign_targets",
-    "room",
-    "targets",
-    "usage",
-]
-
-
 _BLOCK: Final = 4096
 _TARGET: Final = re.compile(r"[0-9a-f]{16}")
 _VERSION: Final = re.compile(r"v\d+")

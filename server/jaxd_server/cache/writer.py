@@ -14,8 +14,6 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 from jaxd_server.runtime.timers import process_timers
 
-__all__ = ["Made", "NotKept", "Troubles", "Writer"]
-
 Made = bytes | Callable[[], bytes]
 """A payload, or what makes it when its turn comes."""
 

@@ -19,22 +19,6 @@ from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton,
 from jaxd_protocol.pytree.leaves import NOWHERE, dtype_of, numpy_leaf
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 
-__all__ = [
-    "Arguments",
-    "build_arguments",
-    "call_order",
-    "donated_leaves",
-    "dynamic",
-    "empty_leaves",
-    "jax_arrays",
-    "leaves_of",
-    "parse_arguments",
-    "read_leaf",
-    "read_leaves",
-    "structure_of",
-]
-
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 

@@ -22,9 +22,6 @@ from jaxd_protocol.pickling.unpack.object_tokens import keep
 from jaxd_protocol.pytree import is_literal
 from jaxd_protocol.pytree.references import Reference, mark_of
 
-__all__ = ["Homes", "about", "class_name", "homes", "opaque", "reference_to"]
-
-
 _LIMIT: Final = 1000
 _MOST_NAMED: Final = 32
 _DATA: Final = frozenset({bool, bytes, complex, dict, float, int, list, set, str, tuple})

@@ -20,8 +20,6 @@ from jaxd_protocol.pytree.references import Reference, load_reference, with_toke
 from jaxd_server.codec.object_references import homes
 from jaxd_server.codec.results import ResultForm
 
-__all__ = ["adopted"]
-
 
 def adopted(form: ResultForm) -> ResultForm:
     """The same form with tokens of this process.

@@ -16,8 +16,6 @@ from jaxd_protocol.pytree.references import Reference
 from jaxd_server.codec.object_references import about, class_name, homes, opaque, reference_to
 from jaxd_server.jax_compat.arrays import key_spec
 
-__all__ = ["ResultEncoder", "Slot"]
-
 
 class Slot:
     """Stands for leaf number `index` while a result's structure is walked.

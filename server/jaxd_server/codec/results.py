@@ -21,16 +21,6 @@ from jaxd_protocol.pytree.references import Reference
 from jaxd_server.codec.result_encoder import ResultEncoder, Slot
 from jaxd_server.jax_compat.arrays import is_key_array, key_data
 
-__all__ = [
-    "ResultForm",
-    "Staying",
-    "host_data",
-    "pack_result",
-    "result_form",
-    "staying",
-    "wait_for",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:

@@ -16,8 +16,6 @@ from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.object_references import class_name
 from jaxd_server.jax_compat.placement import are_several, place_name, place_of
 
-__all__ = ["lasting_signature", "signature_of"]
-
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Hashable:
     """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.

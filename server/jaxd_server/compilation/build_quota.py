@@ -9,8 +9,6 @@ from typing import Final
 
 from jaxd_protocol.errors import LimitExceeded
 
-__all__ = ["BuildQuota"]
-
 _HOUR_S: Final = 3600.0
 
 

@@ -30,8 +30,6 @@ from jaxd_server.user_code.jax_callbacks import aiming
 if TYPE_CHECKING:
     from jaxd_server.compilation.remote_trace.policy import Tracing
 
-__all__ = ["Made", "Maker"]
-
 
 class Made(NamedTuple):
     """A new executable, and how it was come by.

@@ -14,8 +14,6 @@ from jaxd_server.jax_compat.placement import index_of, moved
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 
-__all__ = ["Mover", "NotMoved"]
-
 
 class NotMoved(Exception):
     """A program that has to be compiled for the other device; the text says why."""

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Entry", "Limits", "victims", "weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

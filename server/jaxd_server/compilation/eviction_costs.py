@@ -9,8 +9,6 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.eviction import Entry, Limits
 
-__all__ = ["Appraisal", "are_within"]
-
 _LEAST_BYTES: Final = 256 << 10
 """What a program takes at least: less than this is not to be seen in the size of a process."""
 

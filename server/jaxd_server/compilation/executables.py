@@ -38,9 +38,6 @@ from jaxd_server.jax_compat.placement import are_several, places_of
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.reclaimer import Reclaimer
 
-__all__ = ["Executables", "Kin"]
-
-
 _MOST: Final = 10_000
 
 

@@ -11,8 +11,6 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.jax_compat.placement import Places
 from jaxd_server.runtime.threads.cancellation import EVER, Interest
 
-__all__ = ["SOMEWHERE", "Elsewhere", "Plan", "Seat"]
-
 
 class Elsewhere(Exception):
     """The arrays of a call do not lie where those of its plan did."""

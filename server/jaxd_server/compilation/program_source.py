@@ -13,8 +13,6 @@ from jaxd_server.compilation.disk_cache.programs import Shelf
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_here
 from jaxd_server.runtime.counters import Counters
 
-__all__ = ["ProgramSource"]
-
 
 class _NotStored(Exception):
     """A program is not on disk, or what is there cannot be loaded."""

@@ -11,8 +11,6 @@ from typing import Final, NoReturn
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 from jaxd_server.runtime.threads.cancellation import EVER, Interest
 
-__all__ = ["Admission", "Running"]
-
 
 @dataclass(slots=True, eq=False)
 class Running:

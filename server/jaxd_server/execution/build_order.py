@@ -14,8 +14,6 @@ from jaxd_server.execution.call import Call
 from jaxd_server.execution.memory_room import Shortage
 from jaxd_server.runtime.events import OutputOnce
 
-__all__ = ["Commission"]
-
 
 class Commission:
     """What `Executables.obtain` asks of one call; to be used once.

@@ -27,9 +27,6 @@ from jaxd_server.runtime.events import SILENT, Emit
 from jaxd_server.runtime.threads.cancellation import EVER, Interest
 from jaxd_server.values.references import Holdings
 
-__all__ = ["Call", "Client", "Deliver", "Finish", "Reply", "deliver_home"]
-
-
 Reply = tuple[Any, Sequence[memoryview]]
 """The outcome as plain values, and the buffers beside it."""
 

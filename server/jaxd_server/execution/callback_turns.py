@@ -19,8 +19,6 @@ from jaxd_server.jax_compat.programs import wait_for_effects
 from jaxd_server.user_code.jax_callbacks import calling_back
 from jaxd_server.user_code.output import Voice, forget_caller, give_the_floor, note_caller, speaking
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Who runs a program that calls back. Thread-safe."""

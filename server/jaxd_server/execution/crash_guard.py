@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from jaxd_server.execution.call import Call
     from jaxd_server.runtime.flight_recorder import BlackBox
 
-__all__ = ["MOST_ALONE_S", "Precautions", "Suspected", "Suspects"]
-
 
 MOST_ALONE_S: Final = 120.0
 """Others wait no longer than that, however long it takes until a worker dies of a function."""

@@ -15,8 +15,6 @@ from jaxd_server.execution.run import Run
 from jaxd_server.jax_compat.programs import is_nan_error, is_out_of_memory, is_runtime_error
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["BrokenProgram", "Execution"]
-
 
 class BrokenProgram(Exception):
     """A program that was read from disk does not run; it was dropped."""

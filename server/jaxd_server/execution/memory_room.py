@@ -22,9 +22,6 @@ from jaxd_server.jax_compat.programs import is_out_of_memory
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.reclaimer import Reclaimer
 
-__all__ = ["LargeRuns", "Shortage", "wanted_bytes"]
-
-
 T = TypeVar("T")
 
 _WANTED = re.compile(r"allocat\w* (\d+(?:\.\d+)?) ?(bytes|B|[KMGTP]iB)\b")

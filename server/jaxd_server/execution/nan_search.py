@@ -12,8 +12,6 @@ from jaxd_server.runtime.events import SILENT
 from jaxd_server.user_code.jax_callbacks import calling_nobody
 from jaxd_server.user_code.output import Voice, speaking
 
-__all__ = ["find_nan"]
-
 
 def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
     """Runs the function step by step, so that the line is seen that makes the first NaN.

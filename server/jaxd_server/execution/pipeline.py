@@ -38,8 +38,6 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.threads.cancellation import EVER
 
-__all__ = ["PackageWatch", "Pipeline"]
-
 
 class PackageWatch(Protocol):
     """Notices that packages have changed since they were imported."""

@@ -31,8 +31,6 @@ from jaxd_server.execution.call import Call, Reply
 from jaxd_server.values.references import Holdings
 from jaxd_server.values.value import Value
 
-__all__ = ["Run"]
-
 _NO_EVENT: Final = threading.Event()
 """For runs that take nothing of others that are not done: making an event takes a microsecond."""
 

@@ -15,18 +15,6 @@ from jax._src.array import ArrayImpl
 from jax._src.config import config_states
 from jax._src.random import prng
 
-__all__ = [
-    "KeySpec",
-    "exact_array",
-    "is_key_array",
-    "key_array",
-    "key_data",
-    "key_spec",
-    "live_executables",
-    "setting",
-    "weak_array",
-]
-
 
 class KeySpec(NamedTuple):
     """What the numbers of a typed key array look like.

@@ -22,8 +22,6 @@ from jax import monitoring
 
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Compilations", "Records", "bypassed", "hits_here", "install"]
-
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _ASKED = "/jax/compilation_cache/compile_requests_use_cache"
 _FOUND = "/jax/compilation_cache/cache_hits"

@@ -11,8 +11,6 @@ import jax
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_server.jax_compat.arrays import setting
 
-__all__ = ["CONTEXTS", "Config", "begin_with_defaults", "configured", "pinned", "restore_defaults"]
-
 Config = tuple[tuple[str, Any], ...]
 
 CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {

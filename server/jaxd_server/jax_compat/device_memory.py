@@ -8,15 +8,6 @@ import jax
 
 from jaxd_server.runtime.memory import machine_bytes
 
-__all__ = [
-    "all_devices_bytes",
-    "arrays_in_use",
-    "device_bytes_limit",
-    "device_use",
-    "in_words",
-    "whole_device",
-]
-
 
 def device_bytes_limit() -> int:
     """How much memory one device has for arrays and programs; on a CPU, that of the machine."""

@@ -12,8 +12,6 @@ import jax
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.runtime.memory import machine_bytes
 
-__all__ = ["Devices", "Placed"]
-
 
 class Placed(Protocol):
     """A session, as far as it matters where its calls run.

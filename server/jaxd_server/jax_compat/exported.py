@@ -19,8 +19,6 @@ from jax import export
 from jaxd_protocol.errors import ConfigurationError, NotPermitted, ProtocolError
 from jaxd_server.jax_compat.native_calls import CONTRACTS, NativeCall, native_calls, written_by_jax
 
-__all__ = ["open_program", "require_export"]
-
 _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stablehlo"})
 """Operations of these are computed; of others it is not known."""
 

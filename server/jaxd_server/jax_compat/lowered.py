@@ -17,17 +17,6 @@ from jaxlib.mlir import ir
 
 from jaxd_protocol.jit.options import Options
 
-__all__ = [
-    "Obstacle",
-    "OutLeaf",
-    "device_ids",
-    "has_effects",
-    "in_structure",
-    "note_own",
-    "out_leaves",
-    "program_id",
-]
-
 Obstacle = Literal["callbacks", "effects", "constants", "references", "targets", "types", "unknown"]
 """Why a program can be neither shared nor kept.
 

@@ -21,15 +21,6 @@ from jaxlib.mlir import ir
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import Obstacle, program_id
 
-__all__ = [
-    "NotHandedOver",
-    "pack_lowered",
-    "sample",
-    "understands",
-    "unpack_lowered",
-    "work_in_memory",
-]
-
 
 class NotHandedOver(Exception):
     """A lowered program that only the process that lowered it can compile; the text says why."""

@@ -21,8 +21,6 @@ import jax
 import numpy as np
 from jax import export, lax
 
-__all__ = ["CONTRACTS", "Contract", "NativeCall", "Question", "native_calls", "written_by_jax"]
-
 _MOST_CHARACTERS: Final = 20_000
 """In a call that is looked at; those of jax have two thousand."""
 

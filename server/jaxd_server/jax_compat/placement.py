@@ -22,23 +22,8 @@ from jax.experimental import serialize_executable
 
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.jax_compat import programs
-from jaxd_server.jax_compat.programs import Flat, NotSerializable, device_ids
-
-__all__ = [
-    "Places",
-    "are_several",
-    "index_of",
-    "is_bound",
-    "is_known_as_bound",
-    "load_on",
-    "move_lowered",
-    "moved",
-    "place_name",
-    "place_of",
-    "placed",
-    "places_of",
-    "read_program",
-]
+from jaxd_server.jax_compat.lowered import device_ids
+from jaxd_server.jax_compat.programs import Flat, NotSerializable
 
 Places = tuple[tuple[int, Hashable], ...]
 """Number and sharding of each of some arrays whose place was decided by somebody."""

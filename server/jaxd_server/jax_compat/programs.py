@@ -21,40 +21,11 @@ from jax.experimental import serialize_executable
 
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import (
-    Obstacle,
-    OutLeaf,
     device_ids,
-    has_effects,
-    in_structure,
     note_own,
-    out_leaves,
     program_id,
 )
 from jaxd_server.runtime.logs import log_event
-
-__all__ = [
-    "Flat",
-    "NotSerializable",
-    "Obstacle",
-    "OutLeaf",
-    "begin_loading",
-    "compile_flat",
-    "device_bytes",
-    "device_ids",
-    "has_effects",
-    "in_structure",
-    "is_nan_error",
-    "is_out_of_memory",
-    "is_runtime_error",
-    "load",
-    "out_leaves",
-    "outputs_of",
-    "prepare",
-    "program_id",
-    "run_bytes",
-    "serialize",
-    "wait_for_effects",
-]
 
 Flat = Callable[..., list[Any]]
 

@@ -37,8 +37,6 @@ from jaxd_server.rpc.session_state import Belongings
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.threads.cancellation import Phase
 
-__all__ = ["CallDesk"]
-
 
 class CallDesk:
     """The calls of one connection. For its reading thread.

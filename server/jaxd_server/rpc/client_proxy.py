@@ -19,8 +19,6 @@ from jaxd_server.runtime.events import OUTPUT
 from jaxd_server.user_code.callback_messages import pack_callback, read_callback
 from jaxd_server.user_code.callback_targets import Aim
 
-__all__ = ["QUESTION_S", "Asking", "Questions"]
-
 
 class _Peer(Protocol):
     """A connection on which the client can be asked."""

@@ -29,8 +29,6 @@ from jaxd_server.rpc.session_state import Belongings
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["ServerConnection"]
-
 
 class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""

@@ -17,8 +17,6 @@ from jaxd_server.runtime.counters import Traffic
 from jaxd_server.runtime.threads.executors import FairThreads, FreshThreads
 from jaxd_server.values.store import Values
 
-__all__ = ["Workshop"]
-
 
 @dataclass(frozen=True, slots=True)
 class Workshop:

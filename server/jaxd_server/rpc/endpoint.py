@@ -19,8 +19,6 @@ from jaxd_server.rpc.flow_control import Share
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.rpc.stock_client import serve_stock
 
-__all__ = ["Endpoint"]
-
 
 class Endpoint(Reception):
     """Serves the clients of one listener, a thread for each.

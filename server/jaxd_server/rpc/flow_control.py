@@ -20,9 +20,6 @@ from typing import Final
 
 from jaxd_protocol.errors import Busy, LimitExceeded
 
-__all__ = ["Backlog", "Budget", "Share"]
-
-
 _LEAST_UNSENT = 64 << 20
 
 _PATIENCE_S: Final = 5.0

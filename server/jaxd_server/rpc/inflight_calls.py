@@ -18,8 +18,6 @@ from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.runtime.threads.cancellation import Interest, Phase
 from jaxd_server.runtime.timers import process_timers
 
-__all__ = ["OpenCall", "OpenCalls", "Send", "Terms", "in_lane", "in_phase"]
-
 Send = Callable[[Reply, int], None]
 """Sends a reply, and gives back the call's slot and so many bytes."""
 

@@ -24,9 +24,6 @@ from jaxd_protocol.messages.failures import describe_failure
 from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
-__all__ = ["AHEAD", "Lane", "Remembered"]
-
-
 _MOST: Final = 1024
 MOST_BYTES: Final = 1 << 26
 """Of all replies of a session, beside the last one."""

@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Readership", "Sentry"]
-
 PATIENCE_S = 0.005
 """Longest time for which a call that used to be short may keep a connection from being read."""
 

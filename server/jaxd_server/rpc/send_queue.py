@@ -22,8 +22,6 @@ from jaxd_server.rpc.flow_control import Share
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
-__all__ = ["MAX_WAITING_EVENTS", "Outbox"]
-
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
 

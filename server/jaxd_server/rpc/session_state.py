@@ -25,8 +25,6 @@ from jaxd_server.values.client_memory import Mappings
 from jaxd_server.values.references import Holdings
 from jaxd_server.values.store import Values
 
-__all__ = ["Belongings"]
-
 
 class Belongings:
     """Values and blocks of one connection. For its reading thread.

@@ -20,8 +20,6 @@ from jaxd_server.runtime.threads.cancellation import Interest
 from jaxd_server.values.store import Values
 from jaxd_server.values.value import ValuesOfSession
 
-__all__ = ["Cancellable", "Session", "Sessions", "UnansweredCalls"]
-
 _REPEATED_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 

@@ -30,8 +30,6 @@ from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.flow_control import Share
 
-__all__ = ["StockService", "serve_stock"]
-
 _PICKLED = b"P" + COUNT.pack(0)
 _SKELETON = b"T" + COUNT.pack(2) + _PICKLED + _PICKLED  # (args, kwargs), each one pickle
 

@@ -17,15 +17,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-__all__ = [
-    "ask_for_stacks",
-    "die_with_the_parent",
-    "in_a_file",
-    "read_argument",
-    "show_stacks_when_asked",
-]
-
-
 _FILE: Final = "argument_fd"
 
 

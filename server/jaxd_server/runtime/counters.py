@@ -12,8 +12,6 @@ from typing import Final
 
 from jaxd_protocol.wire import BulkChannel
 
-__all__ = ["Counters", "Counts", "Traffic"]
-
 
 @dataclass(slots=True)
 class Counts:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["OUTPUT", "SILENT", "Emit", "OutputOnce"]
-
 Emit = Callable[[str, dict[str, Any]], None]
 """Sends one event of a call: its kind, such as `stage`, and its JSON content."""
 

@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 from jaxd_protocol.base.shared_memory import create_sealed, map_file
 
-__all__ = ["BlackBox", "Entry"]
-
 _SLOTS: Final = 256
 _ROW: Final = struct.Struct("<BBd16s16sB63sH150s")
 _OWNERS_BYTES: Final = 4096

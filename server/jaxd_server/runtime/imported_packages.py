@@ -16,8 +16,6 @@ from jaxd_protocol.packages.packages import (
     still_current,
 )
 
-__all__ = ["Change", "ImportedPackages"]
-
 
 class Change:
     """A package that this process runs in an older state than the one on disk.

@@ -9,9 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "MAX_TENANT_LINE_BYTES", "Tether", "encode_line", "messages"]
-
-
 MAX_LINE_BYTES = 16 << 20
 """Far above a worker's status with all of its running calls; what is longer is no status."""
 

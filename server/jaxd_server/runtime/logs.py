@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["configure", "log_event"]
-
 _logger = logging.getLogger("jaxd")
 
 

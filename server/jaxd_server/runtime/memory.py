@@ -12,17 +12,6 @@ from contextlib import suppress
 
 from jaxd_server.runtime.timers import process_timers
 
-__all__ = [
-    "MapGauge",
-    "Trimmer",
-    "allow_files",
-    "give_back",
-    "machine_bytes",
-    "map_pressure",
-    "resident_bytes",
-    "trim",
-]
-
 _DEFAULT_MAX_MAPS = 65530
 _MAPS_OF_A_PROGRAM = 1000
 """Far more than one is known to take: 3 a tiny one, 150 a large one, on a CPU."""

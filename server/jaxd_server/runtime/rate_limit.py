@@ -9,11 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Allowance", "Chatter", "place_of"]
-
 from jaxd_protocol.base.bounded import BoundedDict
-
-__all__ = ["Allowance", "place_of"]
 
 _MOST_PLACES: Final = 1024
 """The places that were heard of last; whoever is forgotten begins anew."""

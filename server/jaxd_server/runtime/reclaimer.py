@@ -23,9 +23,6 @@ from typing import Final, Protocol
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import MapGauge, Trimmer, give_back, machine_bytes, resident_bytes
 
-__all__ = ["Pressure", "Reclaimable", "Reclaimer", "host_spare", "host_use"]
-
-
 _LEAST = 8
 """Entries that are dropped at a time."""
 

@@ -16,8 +16,6 @@ from jaxd_server.codec.result_encoder import ResultEncoder, Slot
 from jaxd_server.codec.results import ResultForm, pack_result
 from jaxd_server.user_code.callback_targets import Aim
 
-__all__ = ["pack_callback", "read_callback"]
-
 
 def pack_callback(
     aim: Aim, held: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]

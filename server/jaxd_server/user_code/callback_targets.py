@@ -42,8 +42,6 @@ from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pytree import is_literal
 
-__all__ = ["Aim", "Aims", "noting_arguments", "stays_here"]
-
 Aim = tuple[Any, ...]
 
 _OF_THE_SERVER: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names

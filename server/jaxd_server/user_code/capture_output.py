@@ -15,8 +15,6 @@ from typing import Any, Final, TextIO
 
 from jaxd_server.user_code.output import current_voice
 
-__all__ = ["Relay", "hear_user_code", "listen_for_warnings"]
-
 _JAXS_OWN: Final = ("jax", "jaxlib", "absl")
 """What these log below warnings is about themselves, and much."""
 

@@ -25,8 +25,6 @@ from typing import Any, Final, TypeVar
 import jaxd_protocol
 import jaxd_server
 
-__all__ = ["Interrupted", "Interruptible", "may_interrupt", "run_interruptibly"]
-
 T = TypeVar("T")
 
 _CALM_S: Final = 0.002

@@ -22,16 +22,6 @@ from jaxd_protocol.errors import CallbackError
 from jaxd_server.user_code.callback_targets import Aim, Aims, stays_here
 from jaxd_server.user_code.output import speaking_for_one
 
-__all__ = [
-    "CallBack",
-    "Remote",
-    "aiming",
-    "call_client",
-    "calling_back",
-    "calling_nobody",
-    "have_clients_called_back",
-]
-
 CallBack = Callable[..., Any]
 """Calls a function in the process of a client, see `Asking.call_back`."""
 

@@ -16,8 +16,6 @@ from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.packages.installed import is_local_module
 
-__all__ = ["NOTHING", "Captured"]
-
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 

@@ -15,17 +15,6 @@ from typing import Any, Final
 
 from jaxd_server.runtime.events import Emit
 
-__all__ = [
-    "MAX_TEXT",
-    "Voice",
-    "current_voice",
-    "forget_caller",
-    "give_the_floor",
-    "note_caller",
-    "speaking",
-    "speaking_for_one",
-]
-
 MAX_TEXT: Final = 1 << 16
 """Characters that one event carries at most; longer text is sent as several."""
 

@@ -13,8 +13,6 @@ from typing import NoReturn
 from jaxd_protocol.errors import NotInteractive
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_file
 
-__all__ = ["InstalledOnly", "prepare_for_user_code"]
-
 
 def prepare_for_user_code() -> None:
     """Takes away what a function cannot have on a server: a terminal, and files being edited."""

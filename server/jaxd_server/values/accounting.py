@@ -11,8 +11,6 @@ from jaxd_protocol.errors import ValuesFull
 if TYPE_CHECKING:
     from jaxd_server.values.value import Named, Value, ValuesOfSession
 
-__all__ = ["ValueRoom", "holder_rows", "largest"]
-
 
 _SHOWN: Final = 5
 

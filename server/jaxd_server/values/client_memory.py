@@ -12,8 +12,6 @@ import numpy as np
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 
-__all__ = ["Mappings"]
-
 MAX_BLOCKS: Final = 512
 """Of one connection; a mapping may keep a file open."""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxd_server.values.value import Value
 
-__all__ = ["ContentId", "Contents"]
 
 ContentId = tuple[int, int]
 """What `jaxd_protocol.messages.data_locations.content_id` returns."""

@@ -30,8 +30,6 @@ from jaxd_server.values.content_store import ContentId
 from jaxd_server.values.store import Values
 from jaxd_server.values.value import Value, ValuesOfSession
 
-__all__ = ["Blocks", "Filled", "Holdings", "copy_of"]
-
 _IN_BUFFER = Place(buffer=0)
 _SENT = "sent by the client"
 

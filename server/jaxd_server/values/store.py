@@ -19,8 +19,6 @@ from jaxd_server.values.accounting import ValueRoom, holder_rows
 from jaxd_server.values.content_store import Contents
 from jaxd_server.values.value import Named, Value, ValuesOfSession
 
-__all__ = ["Values"]
-
 
 class Values:
     """All values of a worker. Thread-safe.

@@ -14,8 +14,6 @@ from jaxd_protocol.messages.data_locations import call_of
 from jaxd_protocol.messages.failures import Failure, ForwardedFailure
 from jaxd_protocol.pytree import Leaf
 
-__all__ = ["Named", "Value", "ValuesOfSession"]
-
 _MAX_FAILURES: Final = 256
 
 

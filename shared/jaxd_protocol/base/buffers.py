@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["ALIGNMENT", "allocate", "deflate", "inflate"]
-
 ALIGNMENT = 64
 """XLA's CPU client aliases a numpy buffer only when its address is a multiple of 64 bytes;
 otherwise it copies (25 ms for 64 MB where the alias costs 4 µs)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["machine_id"]
-
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 

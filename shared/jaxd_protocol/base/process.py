@@ -12,8 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Forgetful", "Inherited", "Later", "forget_after_fork", "tell_of_forks"]
-
 
 class Forgetful(Protocol):
     """Something that belongs to one process."""

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["available", "check_sealed", "create_sealed", "map_file", "write_fresh"]
-
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 
 

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["Parser", "size", "table"]
-
 
 class Parser(argparse.ArgumentParser):
     """Ends a usage error, too, in the next thing to do."""

@@ -8,8 +8,6 @@ from typing import Final
 from jaxd_protocol.explain.argument_shapes import Argument, Form
 from jaxd_protocol.explain.key_differences import Difference
 
-__all__ = ["argument_differences"]
-
 _MAX_PER_ARGUMENT: Final = 3
 _MAX_STEPS: Final = 3
 

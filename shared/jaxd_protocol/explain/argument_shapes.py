@@ -16,8 +16,6 @@ from jaxd_protocol.pytree.decoder import Build, Reader
 from jaxd_protocol.pytree.leaves import Leaf
 from jaxd_protocol.pytree.literals import dump_literal
 
-__all__ = ["Argument", "Form", "argument_forms", "shortened"]
-
 _MAX_SHOWN: Final = 60
 _NO_SKELETON: Final = (
     *(struct.error, LookupError, RecursionError, ValueError, TypeError, StopIteration),

@@ -11,7 +11,6 @@ from jaxd_protocol.jit.transforms import shown
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.model import Part
 
-__all__ = ["Difference", "in_one_line", "option_differences", "part_differences", "similarity"]
 
 _CODE: Final = ("function", "class")
 _INSTALLED: Final = ("package", "python")

@@ -10,34 +10,19 @@ from typing import Any
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.archives.current import current_archives
-from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.model import (
-    Archives,
-    Entry,
-    Fingerprint,
-    Listed,
-    Note,
-    Part,
-    Reach,
-    Unshared,
-)
-from jaxd_protocol.fingerprint.process_view import Here, World
-from jaxd_protocol.fingerprint.walk import Walk, Walked
-
-__all__ = [
-    "Entry",
-    "Fingerprint",
-    "Guards",
-    "Listed",
-    "Note",
-    "Part",
-    "Reach",
-    "Unshared",
-    "Walked",
-    "World",
-    "content_id",
-    "walk",
-]
+from jaxd_protocol.fingerprint.guards import Guards as Guards
+from jaxd_protocol.fingerprint.model import Archives
+from jaxd_protocol.fingerprint.model import Entry as Entry
+from jaxd_protocol.fingerprint.model import Fingerprint as Fingerprint
+from jaxd_protocol.fingerprint.model import Listed as Listed
+from jaxd_protocol.fingerprint.model import Note as Note
+from jaxd_protocol.fingerprint.model import Part as Part
+from jaxd_protocol.fingerprint.model import Reach as Reach
+from jaxd_protocol.fingerprint.model import Unshared as Unshared
+from jaxd_protocol.fingerprint.process_view import Here
+from jaxd_protocol.fingerprint.process_view import World as World
+from jaxd_protocol.fingerprint.walk import Walk
+from jaxd_protocol.fingerprint.walk import Walked as Walked
 
 _HERE = Here()
 

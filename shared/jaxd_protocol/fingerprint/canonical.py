@@ -7,8 +7,6 @@ from hashlib import blake2b
 from types import CodeType, EllipsisType, NotImplementedType
 from typing import Any, Final
 
-__all__ = ["ATOMS", "DIGEST_SIZE", "atom", "constant", "digest", "tag"]
-
 DIGEST_SIZE: Final = 16
 
 _SMALL: Final = 1 << 62

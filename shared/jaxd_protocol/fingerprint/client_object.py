@@ -10,8 +10,6 @@ from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import CallbackError
 
-__all__ = ["Live", "holds_function"]
-
 _OF_OTHERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
 """Whose functions, methods and partials are no objects of the user's."""
 

@@ -11,8 +11,6 @@ from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.packages.packages import Package
 
-__all__ = ["There"]
-
 
 class There(NamedTuple):
     """The client's process, as a server sees it: it replays what the client decided.

@@ -24,8 +24,6 @@ from jaxd_protocol.fingerprint.values.instances import emit_instance
 from jaxd_protocol.fingerprint.values.jax_values import emit_jax
 from jaxd_protocol.fingerprint.walk import Handlers, Walk
 
-__all__ = ["HANDLERS"]
-
 Emit = Callable[[Walk, Any], None]
 
 
@@ -178,9 +176,6 @@ _KINDS: Final[dict[type, Emit]] = {
 
 HANDLERS: Final = Handlers(_emit_root, _emit_object, follow.follow, members.emit_archive)
 """What a walk is constructed with."""
-
-
-__all__ = ["emit_other"]
 
 
 def emit_other(walk: Walk, value: Any) -> None:

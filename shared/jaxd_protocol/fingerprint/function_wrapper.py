@@ -8,8 +8,6 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-__all__ = ["BoundFunction", "JitOptions", "PlainInside"]
-
 JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default."""
 

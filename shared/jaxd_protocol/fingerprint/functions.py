@@ -17,15 +17,6 @@ from jaxd_protocol.fingerprint.values import environment, modules
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.packages.importable import importable_name
 
-__all__ = [
-    "code_digest",
-    "emit_builtin",
-    "emit_function",
-    "emit_method",
-    "emit_partial",
-]
-
-
 _CALLBACKS: Final = frozenset({"pure_callback", "io_callback", "callback", "debug_callback"})
 """A function that uses one of these reads clocks and files where it means to."""
 

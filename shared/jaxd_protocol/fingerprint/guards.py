@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any, Final
 
-__all__ = ["ARRAY_LIMIT", "MISSING", "Guards"]
-
 ARRAY_LIMIT: Final = 1 << 20
 """Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
 use, as `jax.jit` does it."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["impurity"]
-
 _CLOCKS: Final = frozenset(
     [
         "time",

@@ -19,33 +19,6 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from jaxd_protocol.packages.packages import Package
 
-__all__ = [
-    "NOTHING",
-    "Archive",
-    "Archives",
-    "Entry",
-    "Fingerprint",
-    "Gives",
-    "Kind",
-    "Listed",
-    "Name",
-    "Note",
-    "Origin",
-    "Part",
-    "Path",
-    "Reach",
-    "Slice",
-    "Source",
-    "Step",
-    "Steps",
-    "Target",
-    "Targets",
-    "Unshared",
-    "owner_of",
-    "parameters_of",
-    "said_name",
-]
-
 
 class Part(NamedTuple):
     """One named thing that a fingerprint was made of, so that two can be compared.

@@ -14,8 +14,6 @@ from jaxd_protocol.fingerprint.unpatched import is_pristine
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
 from jaxd_protocol.packages.packages import Package, package_of
 
-__all__ = ["SALT", "Here", "World", "is_extension"]
-
 SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 """What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""
 

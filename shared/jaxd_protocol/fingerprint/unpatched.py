@@ -21,15 +21,6 @@ from jaxd_protocol.fingerprint.canonical import ATOMS
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_file
 
-__all__ = [
-    "home_of",
-    "is_plain_data",
-    "is_pristine",
-    "place_of",
-    "refuse_patched_class",
-    "refuse_patched_function",
-]
-
 _CONSTANTS: Final = {
     "pi": math.pi,
     "e": math.e,

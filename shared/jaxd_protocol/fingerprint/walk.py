@@ -28,8 +28,6 @@ from jaxd_protocol.fingerprint.model import (
 from jaxd_protocol.fingerprint.process_view import World
 from jaxd_protocol.packages.packages import Package, import_root
 
-__all__ = ["MAX_PARTS", "CyclicClasses", "Handlers", "Walk", "Walked", "shown"]
-
 MAX_PARTS: Final = 5000
 """So many parts of a fingerprint are named; a function that reaches more is still hashed whole."""
 

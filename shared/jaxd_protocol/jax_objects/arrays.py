@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of
 
-__all__ = ["ArrayContent", "array_content"]
-
 
 class ArrayContent(NamedTuple):
     """The content of a jax array.

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["build_class"]
-
 # Held while hooks of base classes are replaced. Other threads may define subclasses meanwhile:
 # the replacement looks at the thread.
 _hooks_lock = threading.RLock()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["closed_jaxpr_parts", "jaxpr_parts"]
-
 _CONTEXT = (
     "compute_type",
     "threefry_partitionable",

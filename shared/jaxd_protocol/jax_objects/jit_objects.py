@@ -11,8 +11,6 @@ from typing import Any
 
 from jaxd_protocol.jax_objects.names import attribute
 
-__all__ = ["jit_again", "jit_extras", "jit_options", "jit_parts"]
-
 _PLAIN_OPTIONS = (
     "static_argnums",
     "static_argnames",

@@ -14,8 +14,6 @@ import sys
 from functools import partial
 from typing import Any
 
-__all__ = ["FLAX_HOOKS", "library_of", "state_dict_of", "tell_library", "tell_serialization"]
-
 _EQUINOX = "equinox._module._module"
 _SERIALIZATION = "flax.serialization"
 

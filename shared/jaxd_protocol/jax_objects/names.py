@@ -16,8 +16,6 @@ from typing import Any
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 
-__all__ = ["JAX_TYPES", "attribute", "found_name", "is_of_jax", "kind_of"]
-
 JAX_TYPES: dict[str, tuple[str, str]] = {
     "custom_jvp": ("jax", "custom_jvp"),
     "custom_vjp": ("jax", "custom_vjp"),

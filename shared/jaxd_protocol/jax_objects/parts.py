@@ -9,8 +9,6 @@ from jaxd_protocol.jax_objects.jaxprs import closed_jaxpr_parts, jaxpr_parts
 from jaxd_protocol.jax_objects.jit_objects import jit_parts
 from jaxd_protocol.jax_objects.names import found_name, kind_of
 
-__all__ = ["Anatomy", "take_apart"]
-
 
 class Anatomy(NamedTuple):
     """A jax object in parts.

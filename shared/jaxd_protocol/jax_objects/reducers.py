@@ -10,8 +10,6 @@ from jaxd_protocol.jax_objects.jit_objects import jit_again, jit_extras, jit_opt
 from jaxd_protocol.jax_objects.names import JAX_TYPES, found_name, kind_of
 from jaxd_protocol.packages.importable import find_object
 
-__all__ = ["reduce_jax"]
-
 
 def reduce_jax(value: Any) -> Any:
     """What `pickle` needs to make a jax object again, as `__reduce__` would return it.

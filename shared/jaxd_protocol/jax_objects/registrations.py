@@ -21,8 +21,6 @@ from jaxd_protocol.jax_objects.libraries import (
 )
 from jaxd_protocol.jax_objects.names import attribute
 
-__all__ = ["GENERATED_ATTRIBUTES", "Registration", "class_registration", "finish_class"]
-
 GENERATED_ATTRIBUTES = frozenset(
     {
         "__abstractclassvars__",  # equinox: from annotations, whose types are no content

@@ -7,8 +7,6 @@ from typing import Any
 
 from jaxd_protocol.pickling.names import HERE
 
-__all__ = ["Batched"]
-
 
 class Batched:
     """Calls a function on each example of a batch, at most `size` of them at once.

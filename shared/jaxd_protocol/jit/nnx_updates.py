@@ -15,15 +15,6 @@ from typing import Any, Final
 from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.pickling.names import HERE
 
-__all__ = [
-    "GIVEN",
-    "Updating",
-    "loaded_nnx",
-    "refusing_lost_updates",
-    "variables_of",
-    "without_repeated",
-]
-
 GIVEN: Final = "jaxd: the argument"
 """The key of a dict that stands in a result for one of the arguments: `{GIVEN: {0: None}}`."""
 

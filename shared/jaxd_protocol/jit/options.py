@@ -11,17 +11,6 @@ from typing import Literal as OneOf
 from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.pytree.literals import Literal, dump_literal, load_literal
 
-__all__ = [
-    "CONFIG_DEFAULTS",
-    "CONFIG_FIXED",
-    "Options",
-    "Ship",
-    "StaticRule",
-    "fingerprint_of",
-    "function_key",
-    "normal_config",
-]
-
 StaticRule = OneOf["auto", "jax"]
 """What becomes of arguments that jax cannot trace and that are not declared static."""
 

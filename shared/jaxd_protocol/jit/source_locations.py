@@ -8,8 +8,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
-__all__ = ["without_places"]
-
 
 def without_places() -> AbstractContextManager[Any]:
     """Within it, what jax lowers does not say where it stood; nothing where jax cannot do that."""

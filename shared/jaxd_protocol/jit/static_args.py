@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.jit.options import Options
 
-__all__ = ["NO_STATICS", "Statics", "statics_of"]
-
 
 class Statics(NamedTuple):
     """Static positions and keyword names, and what becomes of other things that are no data.

@@ -17,8 +17,6 @@ from jaxd_protocol.jit.static_args import Statics
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.literals import plain_number
 
-__all__ = ["StaticLeaf", "close_arguments", "close_untraceable", "content_of", "opening"]
-
 
 class StaticLeaf:
     """A node without children. Two are equal when the contents are, whatever the values think.

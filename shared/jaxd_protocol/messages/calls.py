@@ -66,19 +66,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError
 
-__all__ = [
-    "FAILED",
-    "INSIDE",
-    "LOST_AGAIN",
-    "LOST_ONCE",
-    "MAY_REPEAT",
-    "OK",
-    "ON_VALUES",
-    "STRICT",
-    "WARM",
-    "is_failure",
-]
-
 OK: Final = 0
 FAILED: Final = 1
 

@@ -14,40 +14,6 @@ from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = [
-    "ABSENT",
-    "BLOCK",
-    "EVERYTHING",
-    "HOME_BYTES",
-    "KEPT",
-    "KNOWN",
-    "MOST_NAMED_BYTES",
-    "NAMED",
-    "NOTHING",
-    "PACKED",
-    "PROOF_BYTES",
-    "STORED",
-    "VALUE",
-    "WORTH_A_NAME",
-    "Row",
-    "Stay",
-    "call_of",
-    "content_id",
-    "first_id",
-    "form_hash",
-    "inflated_bytes",
-    "known_skeleton",
-    "leaves_of_kinds",
-    "named_skeleton",
-    "new_number",
-    "pack_ids",
-    "pack_numbers",
-    "pack_rows",
-    "unpack_ids",
-    "unpack_numbers",
-    "unpack_rows",
-]
-
 VALUE: Final = 1
 """The data is value `a` of the session, and that of the `b` leaves that follow the next values."""
 

@@ -18,15 +18,6 @@ from jaxd_protocol.packages.installed import content_of
 from jaxd_protocol.pytree import TreeEncoder
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
-__all__ = [
-    "Failure",
-    "ForwardedFailure",
-    "OwnTypes",
-    "describe_failure",
-    "has_code",
-    "rebuild_failure",
-]
-
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
 links, notes, own, members): frames as in `remote_frames`; links the failure that led to it, with

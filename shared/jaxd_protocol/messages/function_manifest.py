@@ -20,8 +20,6 @@ from jaxd_protocol.packages.packages import Package
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.client_view import There
 
-__all__ = ["Description", "Meaning", "parameter_names"]
-
 
 class Meaning(NamedTuple):
     """A fingerprint with what it was made of and from.

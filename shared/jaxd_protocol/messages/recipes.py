@@ -19,8 +19,6 @@ from jaxd_protocol.pytree.decoder import Reader
 from jaxd_protocol.pytree.layout import Layout
 from jaxd_protocol.pytree.leaves import Placement
 
-__all__ = ["Recipe", "RecordedCall", "dump_recipes", "load_recipes"]
-
 
 class RecordedCall(NamedTuple):
     """The signature of a call.

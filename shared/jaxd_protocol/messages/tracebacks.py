@@ -17,8 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of
 
-__all__ = ["RemoteFrame", "frames_of", "shown_file", "text_of", "traceback_of"]
-
 _OURS: Final = frozenset(OWN_PACKAGES)
 _MACHINERY: Final = _OURS | {"concurrent", "threading"}
 """What calls a user's function on a server."""

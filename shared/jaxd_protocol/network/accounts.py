@@ -16,18 +16,6 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.tokens import config_dir, write_token_file
 
-__all__ = [
-    "MOST_ACCOUNTS",
-    "UNNAMED",
-    "Account",
-    "TokenFile",
-    "add_account",
-    "default_token_dir",
-    "file_state",
-    "remove_account",
-    "token_files",
-]
-
 MOST_ACCOUNTS: Final = 1000
 """In one folder. A server holds each proof against every token, so that none is looked up."""
 

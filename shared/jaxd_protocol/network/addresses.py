@@ -7,8 +7,6 @@ from typing import Final, Literal, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = ["DEFAULT_TCP_PORT", "FORMS", "Address"]
-
 DEFAULT_TCP_PORT = 18861
 """The port that rpyc's own examples use, and the seed of this project with them."""
 

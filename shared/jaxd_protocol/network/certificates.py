@@ -11,14 +11,6 @@ import ssl
 
 from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
 
-__all__ = [
-    "certificate_of",
-    "check_pin",
-    "client_context",
-    "fingerprint_of",
-    "server_context",
-]
-
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
     """For the end that accepts, which shows the certificate.

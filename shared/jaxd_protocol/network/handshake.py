@@ -52,21 +52,6 @@ if TYPE_CHECKING:
 
     from jaxd_protocol.network.accounts import Account
 
-__all__ = [
-    "MAGIC",
-    "UNIX",
-    "Channel",
-    "Guest",
-    "Line",
-    "Transcript",
-    "finish_greeting",
-    "greet_client",
-    "greet_server",
-    "receive_message",
-    "refuse",
-    "send_message",
-    "server_proof",
-]
 
 MAGIC: Final = b"JAXD"
 """As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""

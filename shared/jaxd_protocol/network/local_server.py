@@ -18,17 +18,6 @@ import jaxd_protocol
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 
-__all__ = [
-    "LocalServerFiles",
-    "control_path",
-    "environment_digest",
-    "private_directory",
-    "prove_private",
-    "runtime_dir",
-    "server_runs",
-    "somebody_answers",
-]
-
 
 def runtime_dir() -> str:
     """The directory for this user's sockets: `$XDG_RUNTIME_DIR/jaxd`, else `/tmp/jaxd-<uid>`.

@@ -14,8 +14,6 @@ import struct
 import sys
 from typing import Any, Final, NamedTuple
 
-__all__ = ["owner_of_peer"]
-
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 """What stands before an address of IPv4 among those of IPv6."""
 

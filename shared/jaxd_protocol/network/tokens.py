@@ -13,14 +13,6 @@ from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError
 
-__all__ = [
-    "checked_token",
-    "config_dir",
-    "default_token_file",
-    "read_token_file",
-    "write_token_file",
-]
-
 _MAX_TOKEN_BYTES: Final = 4096
 
 _LEAST_LENGTH: Final = (

@@ -12,8 +12,6 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import ProtocolError, VersionMismatch
 
-__all__ = ["Peer", "check_versions", "peer_uid", "this_end"]
-
 Message = dict[str, Any]
 
 _UCRED: Final = struct.Struct("3i")

@@ -10,16 +10,6 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-__all__ = [
-    "Metadata",
-    "Stamp",
-    "describe",
-    "digest_of_files",
-    "digest_of_record",
-    "owners",
-    "stamp",
-]
-
 _KINDS: Final = (".dist-info", ".egg-info")
 _HEADERS: Final = ("METADATA", "PKG-INFO")
 _HEADER_BYTES: Final = 4096

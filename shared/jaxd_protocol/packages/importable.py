@@ -14,8 +14,6 @@ from typing import Any
 
 from jaxd_protocol.packages.installed import is_local_module
 
-__all__ = ["find_object", "importable_name", "name_within"]
-
 _missing = object()
 # Where an object was found, by its id. A hint: each use looks there again, so a stale entry is
 # harmless. Only objects that a module holds get in, so the table does not grow with calls.

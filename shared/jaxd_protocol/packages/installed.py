@@ -15,8 +15,6 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["OWN_PACKAGES", "content_of", "is_local_file", "is_local_module", "site_folder"]
-
 OWN_PACKAGES = frozenset({"jaxd", "jaxd_protocol", "jaxd_server"})
 
 _SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})

@@ -22,15 +22,6 @@ from jaxd_protocol.packages.distributions import (
 )
 from jaxd_protocol.packages.installed import is_local_file, site_folder
 
-__all__ = [
-    "Package",
-    "changed_since_first_seen",
-    "import_root",
-    "package_of",
-    "say_change",
-    "still_current",
-]
-
 
 class Package(NamedTuple):
     """An installed distribution.

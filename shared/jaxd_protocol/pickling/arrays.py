@@ -6,8 +6,6 @@ import pickle
 import sys
 from typing import Any
 
-__all__ = ["make_array", "make_jax_array", "make_object_array", "make_scalar", "reduce_array"]
-
 
 def reduce_array(value: Any) -> Any:
     """A reduce tuple for an array or scalar of numpy or jax; `NotImplemented` for others.

@@ -6,8 +6,6 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps"]
-
 
 def dumps(value: Any) -> bytes:
     """The value as `cloudpickle.dumps` writes it."""

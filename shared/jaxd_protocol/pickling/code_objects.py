@@ -11,8 +11,6 @@ from typing import Any
 
 from jaxd_protocol.errors import PackingError
 
-__all__ = ["CodePlace", "code_arguments", "find_code", "place_of_code", "unshared"]
-
 CodePlace = tuple[str, str, tuple[str, ...], bytes]
 """Module, qualified name, free variables, and a short digest of the instructions."""
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from jaxd_protocol.pytree.encoder import TreeEncoder
-from jaxd_protocol.pytree.layout import Layout, parse_leaves, parse_skeleton
-from jaxd_protocol.pytree.leaves import INLINE_BYTES, Leaf, Place, Placement, read_scalar
-from jaxd_protocol.pytree.literals import dump_literal, is_literal, load_literal
-
-__all__ = [
-    "INLINE_BYTES",
-    "Layout",
-    "Leaf",
-    "Place",
-    "Placement",
-    "TreeEncoder",
-    "dump_literal",
-    "is_literal",
-    "load_literal",
-    "parse_leaves",
-    "parse_skeleton",
-    "read_scalar",
-]
+from jaxd_protocol.pytree.encoder import TreeEncoder as TreeEncoder
+from jaxd_protocol.pytree.layout import Layout as Layout
+from jaxd_protocol.pytree.layout import parse_leaves as parse_leaves
+from jaxd_protocol.pytree.layout import parse_skeleton as parse_skeleton
+from jaxd_protocol.pytree.leaves import INLINE_BYTES as INLINE_BYTES
+from jaxd_protocol.pytree.leaves import Leaf as Leaf
+from jaxd_protocol.pytree.leaves import Place as Place
+from jaxd_protocol.pytree.leaves import Placement as Placement
+from jaxd_protocol.pytree.leaves import read_scalar as read_scalar
+from jaxd_protocol.pytree.literals import dump_literal as dump_literal
+from jaxd_protocol.pytree.literals import is_literal as is_literal
+from jaxd_protocol.pytree.literals import load_literal as load_literal

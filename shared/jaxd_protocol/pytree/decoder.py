@@ -43,19 +43,6 @@ from jaxd_protocol.pytree.leaves import Leaf, load_spec, no_derivative
 from jaxd_protocol.pytree.literals import load_literal
 from jaxd_protocol.pytree.references import Reference, load_reference
 
-__all__ = [
-    "COUNT",
-    "Build",
-    "FindClass",
-    "NoData",
-    "Own",
-    "Reader",
-    "Unflatten",
-    "Unpickle",
-    "default_of",
-    "restore",
-]
-
 COUNT: Final = struct.Struct("!I")
 
 Build = Callable[[Iterator[Any]], Any]

@@ -16,8 +16,6 @@ from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.leaves import INLINE_BYTES, SCALARS, Leaf, aligned, array_spec, spec_bytes
 from jaxd_protocol.pytree.literals import dump_literal, is_literal
 
-__all__ = ["TreeEncoder"]
-
 _INT64: Final = 1 << 63
 _FLOAT: Final = SCALARS[b"F"].pack
 _INT: Final = SCALARS[b"I"].pack

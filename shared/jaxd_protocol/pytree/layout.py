@@ -11,8 +11,6 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree.decoder import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
 from jaxd_protocol.pytree.leaves import Leaf, Placement, place_leaves
 
-__all__ = ["Layout", "parse_leaves", "parse_skeleton"]
-
 _MAX_PLACEMENTS: Final = 64
 
 

@@ -16,25 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 
-__all__ = [
-    "INLINE_BYTES",
-    "NOWHERE",
-    "Leaf",
-    "Place",
-    "Placement",
-    "aligned",
-    "array_spec",
-    "data_at",
-    "dtype_of",
-    "itemsize_of",
-    "load_spec",
-    "no_derivative",
-    "numpy_leaf",
-    "place_leaves",
-    "read_scalar",
-    "spec_bytes",
-]
-
 INLINE_BYTES: Final = 4096
 """Arrays up to this size travel inside the message: a buffer of their own would cost more."""
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["Literal", "dump_literal", "is_literal", "load_literal", "plain_number"]
-
 Literal = Any
 """None, bool, int, float, complex, str, bytes, Ellipsis, and tuples of these."""
 

@@ -24,8 +24,6 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 
-__all__ = ["Reference", "load_reference", "mark_of", "with_tokens"]
-
 _SHAPES: Final[dict[str, tuple[type, ...]]] = {
     "n": (tuple,),
     "c": (bytes,),

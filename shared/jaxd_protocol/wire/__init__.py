@@ -5,24 +5,17 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from jaxd_protocol.wire.connection import BulkChannel, BulkConnection, Value
-from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
-from jaxd_protocol.wire.stream import INTERRUPTIBLE_S, BulkStream, tune_socket
+from jaxd_protocol.wire.connection import BulkChannel as BulkChannel
+from jaxd_protocol.wire.connection import BulkConnection as BulkConnection
+from jaxd_protocol.wire.connection import Value as Value
+from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES as DEFAULT_MAX_FRAME_BYTES
+from jaxd_protocol.wire.frames import Frame as Frame
+from jaxd_protocol.wire.stream import INTERRUPTIBLE_S as INTERRUPTIBLE_S
+from jaxd_protocol.wire.stream import BulkStream as BulkStream
+from jaxd_protocol.wire.stream import tune_socket as tune_socket
 
 if TYPE_CHECKING:
     from jaxd_protocol.wire.tls_socket import TlsSocket
-
-__all__ = [
-    "DEFAULT_MAX_FRAME_BYTES",
-    "INTERRUPTIBLE_S",
-    "BulkChannel",
-    "BulkConnection",
-    "BulkStream",
-    "Frame",
-    "Value",
-    "stream_over",
-    "tune_socket",
-]
 
 
 def stream_over(line: socket.socket | TlsSocket) -> BulkStream:

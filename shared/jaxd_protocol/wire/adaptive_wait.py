@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Patience"]
-
 AWAKE_S: Final = 200e-6
 """How long to stay awake. A peer in Python needs 30 to 50 µs between a reply and the next call, and
 three times that on a virtual machine, whose idle processors are taken away."""

@@ -27,8 +27,6 @@ from jaxd_protocol.wire.frame_writer import FrameWriter
 from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
 from jaxd_protocol.wire.stream import BulkStream
 
-__all__ = ["BulkChannel", "BulkConnection", "Value", "encode_reply", "encode_request"]
-
 
 class BulkChannel(Channel):  # type: ignore[misc]
     """Messages over one socket. Any thread may send; one thread at a time may read.

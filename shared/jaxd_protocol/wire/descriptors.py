@@ -17,8 +17,6 @@ from typing import Any, Final
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.wire.frames import MAX_DESCRIPTORS, Descriptors
 
-__all__ = ["Arrivals", "can_pass", "rights"]
-
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 _NOT_INHERITABLE: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED: Final = int(getattr(socket, "MSG_CTRUNC", 0))  # not an enum: those are slow

@@ -31,8 +31,6 @@ from jaxd_protocol.wire.frames import (
     too_many_descriptors,
 )
 
-__all__ = ["FrameReader"]
-
 _READ_AHEAD: Final = 1 << 16
 _AT_FIRST: Final = 1 << 12
 """Enough for a connection that says little; of those there may be thousands."""

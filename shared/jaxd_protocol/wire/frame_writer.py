@@ -23,8 +23,6 @@ from jaxd_protocol.wire.frames import (
     too_many_descriptors,
 )
 
-__all__ = ["FrameWriter"]
-
 _JOINED: Final = 1 << 15
 """Bodies up to 32 kB are joined with their header; a copy is cheaper than a longer vector."""
 

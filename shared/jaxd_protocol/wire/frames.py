@@ -21,25 +21,6 @@ from typing import Final
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 
-__all__ = [
-    "DEFAULT_MAX_FRAME_BYTES",
-    "END",
-    "FLAG_BUFFERS",
-    "FLAG_COMPRESSED",
-    "FLAG_DESCRIPTORS",
-    "HEADER",
-    "MAX_BODY_BYTES",
-    "MAX_BUFFERS",
-    "MAX_DESCRIPTORS",
-    "Descriptors",
-    "Frame",
-    "Span",
-    "inflate",
-    "too_large",
-    "too_many",
-    "too_many_descriptors",
-]
-
 HEADER: Final = struct.Struct("!LB")
 END: Final = b"\n"
 FLAG_COMPRESSED: Final = 1

@@ -20,8 +20,6 @@ from rpyc.core.stream import SocketStream
 from jaxd_protocol.errors import InternalError, ProtocolError
 from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
 
-__all__ = ["INTERRUPTIBLE_S", "BulkStream", "tune_socket"]
-
 INTERRUPTIBLE_S: Final = 0.5
 """How long a wait may keep its thread from seeing that it was interrupted."""
 

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-__all__ = ["TlsSocket"]
-
 _STEP_BYTES: Final = 1 << 18
 """What is asked of the socket at once, and what is encrypted before it is sent."""
 

@@ -9,8 +9,6 @@ from jaxd_protocol.errors import InternalError
 from jaxd_protocol.wire.stream import BulkStream
 from jaxd_protocol.wire.tls_socket import TlsSocket
 
-__all__ = ["TlsStream"]
-
 
 class TlsStream(BulkStream):
     """As `BulkStream`; no open files travel over it.

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.results.local_objects import OwnObjects
-from jaxd.results.reader import RemoteObject, ResultReader
+from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.unpack.content_table import server_table

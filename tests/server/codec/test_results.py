@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.results.local_objects import OwnObjects
-from jaxd.results.reader import RemoteObject, ResultReader, ResultsAs
+from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.reader import ResultReader, ResultsAs
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
 from jaxd_protocol.pickling.unpack.object_tokens import recall
 from jaxd_server.codec.results import ResultForm, pack_result, result_form
-from jaxd_server.jax_compat.programs import out_leaves
+from jaxd_server.jax_compat.lowered import out_leaves
 
 
 class Point(NamedTuple):

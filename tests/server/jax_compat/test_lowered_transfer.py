@@ -17,6 +17,7 @@ import pytest
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat import lowered_transfer
 from jaxd_server.jax_compat.arrays import key_array, key_data, weak_array
+from jaxd_server.jax_compat.lowered import device_ids, out_leaves, program_id
 from jaxd_server.jax_compat.lowered_transfer import (
     NotHandedOver,
     pack_lowered,
@@ -24,7 +25,7 @@ from jaxd_server.jax_compat.lowered_transfer import (
     understands,
     unpack_lowered,
 )
-from jaxd_server.jax_compat.programs import compile_flat, device_ids, out_leaves, program_id
+from jaxd_server.jax_compat.programs import compile_flat
 from tests.live_server import source_environment
 from tests.server.in_process import prepare_once
 

@@ -15,12 +15,12 @@ import pytest
 
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.arrays import key_data, live_executables, weak_array
+from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import (
     Flat,
     NotSerializable,
     compile_flat,
     device_bytes,
-    device_ids,
     is_nan_error,
     is_out_of_memory,
     load,

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-__all__ = ["SUMMARY", "run"]
-
 SUMMARY = "look at the programs that are kept on disk; check or remove them"
 
 COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.cache")

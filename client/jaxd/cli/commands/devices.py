@@ -10,8 +10,6 @@ from jaxd.cli.query import add_json_option, add_server_option, print_report
 from jaxd.cli.terminal import cut
 from jaxd_protocol.base.terminal import size, table
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "list the devices of the server, their memory, and how many clients are on each"
 EXAMPLE = "jaxd devices --json"
 

@@ -12,7 +12,6 @@ from jaxd.connection.settings import Settings
 if TYPE_CHECKING:
     from jaxd.cli.doctor.context import Check
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
 SUMMARY = "look for the usual causes of trouble"
 EXAMPLE = "jaxd doctor --server tls://gpu-host:18861#sha256=…"

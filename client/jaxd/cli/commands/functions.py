@@ -21,8 +21,6 @@ from jaxd.connection.control_client import ask
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size, table
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "list what is compiled, what that cost and what it has saved"
 EXAMPLE = "jaxd functions --sort saved"
 

@@ -17,8 +17,6 @@ from jaxd.cli.terminal import duration
 from jaxd.connection.control_client import ask_patiently
 from jaxd.connection.settings import Settings
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "replace a server's worker by a fresh one; calls wait meanwhile, and none fails"
 EXAMPLE = "jaxd restart --server unix:///run/jaxd/server.sock"
 

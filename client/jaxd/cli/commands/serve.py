@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from jaxd.connection.discovery import require_server_extra
 
-__all__ = ["SUMMARY", "run"]
-
 SUMMARY = "run a server in the foreground"
 
 

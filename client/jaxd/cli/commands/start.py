@@ -10,8 +10,6 @@ from jaxd.connection.local_server import start_background
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "start the local server in the background, until `jaxd stop`"
 EXAMPLE = "jaxd start && jaxd status"
 

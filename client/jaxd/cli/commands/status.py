@@ -16,8 +16,6 @@ from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, somebody_answers
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "say what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
 

@@ -13,8 +13,6 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import somebody_answers
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 _CONNECT_S = 5.0
 SUMMARY = "finish the running calls of a server, then end it"
 EXAMPLE = "jaxd stop --server unix:///run/jaxd/server.sock"

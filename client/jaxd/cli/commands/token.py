@@ -14,8 +14,6 @@ from jaxd_protocol.network.accounts import (
 )
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "make a token, which both ends of a TCP connection must hold, or take one away"
 EXAMPLE = "jaxd token --name alice"
 

@@ -10,8 +10,6 @@ from jaxd.cli.query import add_json_option, add_server_option, print_report
 from jaxd.cli.terminal import ago, cut, duration
 from jaxd_protocol.base.terminal import size, table
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "list the arrays that stay on the server, and who holds them"
 EXAMPLE = "jaxd values --json"
 

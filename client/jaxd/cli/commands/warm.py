@@ -21,7 +21,6 @@ from jaxd_protocol.errors import ConfigurationError, NoServer
 if TYPE_CHECKING:
     from jaxd.cli.warm_build import Done
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
 
 SUMMARY = "build programs before they are called, as a lockfile says; or record one"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"

@@ -17,8 +17,6 @@ from jaxd.api.method import PersistentMethod
 from jaxd.cli.query import add_json_option, add_server_option, ask, print_json, without_server
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
-__all__ = ["EXAMPLE", "SUMMARY", "configure", "run"]
-
 SUMMARY = "say whether a function is compiled, what was compiled last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 

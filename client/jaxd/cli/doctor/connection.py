@@ -23,8 +23,6 @@ from jaxd_protocol.errors import (
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import server_runs
 
-__all__ = ["devices", "local_server", "name", "port", "steps", "versions"]
-
 _CONNECT_S = 5.0
 
 

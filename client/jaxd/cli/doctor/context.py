@@ -13,8 +13,6 @@ from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
 
-__all__ = ["Check", "Situation"]
-
 _PATIENCE_S = 60.0
 
 

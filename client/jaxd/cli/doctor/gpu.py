@@ -13,16 +13,6 @@ from typing import Final
 
 from jaxd.cli.doctor.context import Check, Situation
 
-__all__ = [
-    "driver",
-    "has_gpu",
-    "other_processes",
-    "plugin",
-    "preallocation",
-    "shared_folder",
-    "visible",
-]
-
 _OLDEST_DRIVER: Final = {12: 525, 13: 580}
 """The first drivers for CUDA 12 and 13 on Linux, by NVIDIA's table of compatibility."""
 

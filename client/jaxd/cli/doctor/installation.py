@@ -15,17 +15,6 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network.local_server import private_directory
 from jaxd_protocol.network.tokens import default_token_file
 
-__all__ = [
-    "configuration",
-    "disk",
-    "memory_to_share",
-    "packages",
-    "python",
-    "runtime_directory",
-    "server_extra",
-    "token",
-]
-
 _NEEDED = ("rpyc", "cloudpickle", "numpy")
 _LITTLE_ROOM_BYTES = 64 << 20
 

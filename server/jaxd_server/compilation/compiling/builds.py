@@ -21,8 +21,6 @@ from jaxd_server.runtime.threads.fairness import Turnstile
 from jaxd_server.runtime.timers import process_timers
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 
-__all__ = ["Build", "Builds", "being_made", "check_wanted", "in_turn", "present_build"]
-
 
 class Build:
     """Something that is being made. Thread-safe.

@@ -22,9 +22,16 @@ from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.compilation_cache import Compilations
 from jaxd_server.jax_compat.config import pinned, restore_defaults
+from jaxd_server.jax_compat.lowered import (
+    Obstacle,
+    device_ids,
+    has_effects,
+    in_structure,
+    out_leaves,
+    program_id,
+)
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import is_bound, move_lowered
-from jaxd_server.jax_compat.programs import Obstacle
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.memory import resident_bytes
@@ -33,8 +40,6 @@ from jaxd_server.user_code.capture_output import listen_for_warnings
 from jaxd_server.user_code.interrupt import run_interruptibly
 from jaxd_server.user_code.mutation_guard import NOTHING, Captured
 from jaxd_server.user_code.output import Voice, speaking
-
-__all__ = ["Compiler", "LoweredFunction", "explained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +130,17 @@ class Compiler:
                 emit("stage", {"stage": "lower", "function": name})
                 lowered = run_interruptibly(traced.lower)
                 self._counters.add(lowers=1)
-                program, obstacle = programs.program_id(lowered, options)
+                program, obstacle = program_id(lowered, options)
         finally:
             changed = restore_defaults()
         if changed:
             raise _changed_settings(name, changed)
-        if programs.in_structure(lowered) != structure:
+        if in_structure(lowered) != structure:
             raise InternalError(
                 f"jax takes the arguments of {name} in another order than jaxd passes them. "
                 "Please report this with the arguments of the call."
             )
-        form = result_form(programs.out_leaves(lowered), lowered.out_tree)
+        form = result_form(out_leaves(lowered), lowered.out_tree)
         took = time.monotonic() - started
         self._counters.add(trace_s=took)
         return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
@@ -166,12 +171,12 @@ class Compiler:
             compile_s=took,
             host_bytes=max(0, resident_bytes() - before),
             device_bytes=programs.device_bytes(compiled),
-            devices=programs.device_ids(lowered),
+            devices=device_ids(lowered),
         )
         program.is_bound = bound
         program.run_bytes = programs.run_bytes(compiled)
         if function.obstacle == "callbacks":
-            program.calls_back = programs.has_effects(lowered)
+            program.calls_back = has_effects(lowered)
             program.calls_python = True
             program.call = compiled  # what it calls may start others
         return program

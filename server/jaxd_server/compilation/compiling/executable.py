@@ -13,8 +13,6 @@ from jaxd_server.codec.results import ResultForm, Staying
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import Config, configured
 
-__all__ = ["QUICK_S", "Costs", "Executable"]
-
 QUICK_S: Final = 0.002
 """What takes no longer than this is done by the thread that read the call."""
 

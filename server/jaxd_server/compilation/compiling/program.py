@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
-__all__ = ["Program", "Programs", "moved_name"]
-
 
 class Program:
     """A compiled program: flat arrays in, flat arrays out. Freed when its last executable is.

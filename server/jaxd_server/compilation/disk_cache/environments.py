@@ -10,8 +10,6 @@ from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import Store
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
-__all__ = ["Environments"]
-
 
 class Environments:
     """What was imported when something was made: a record on disk, by its digest. Thread-safe.

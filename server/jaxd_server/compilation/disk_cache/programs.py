@@ -33,8 +33,6 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
-__all__ = ["Shelf"]
-
 
 class Shelf:
     """Functions and programs in a store. Thread-safe; never raises for what is wrong on disk.

@@ -12,8 +12,6 @@ from jaxd_server.codec.results import ResultForm
 from jaxd_server.codec.signature import lasting_signature
 from jaxd_server.compilation.functions.function import Function
 
-__all__ = ["KeptCall", "call_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:

@@ -18,8 +18,6 @@ import jax
 from jaxd_protocol import PROTOCOL_VERSION
 from jaxd_server.cache.record_file import FORMAT
 
-__all__ = ["Target", "target"]
-
 _MODULES: Final = ("jax", "jaxlib", "numpy", "ml_dtypes", "scipy", "opt_einsum")
 """Whose code decides what is traced, compiled, or called by a program."""
 

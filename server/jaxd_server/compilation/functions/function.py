@@ -17,8 +17,6 @@ from jaxd_server.compilation.functions.receive import Arrival
 from jaxd_server.user_code.callback_targets import noting_arguments
 from jaxd_server.user_code.mutation_guard import Captured
 
-__all__ = ["Described", "Function"]
-
 
 class Described(NamedTuple):
     """What a client says of a key.

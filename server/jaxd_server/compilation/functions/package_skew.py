@@ -9,8 +9,6 @@ from jaxd_protocol.errors import MissingPackage, PackageMismatch
 from jaxd_protocol.packages.packages import Package, package_of
 from jaxd_server.runtime.events import Emit
 
-__all__ = ["Difference", "compare", "refuse_missing", "refuse_or_warn"]
-
 Kind = Literal["missing", "version", "files"]
 
 

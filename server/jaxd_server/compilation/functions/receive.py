@@ -23,8 +23,6 @@ from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from jaxd_server.codec.object_references import homes
 from jaxd_server.user_code.mutation_guard import Captured
 
-__all__ = ["Arrival", "receive"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

@@ -12,8 +12,6 @@ from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.functions.receive import Arrival
 from jaxd_server.jax_compat.exported import open_program
 
-__all__ = ["XLA_OPTIONS", "receive_exported", "require_harmless"]
-
 XLA_OPTIONS: Final[Mapping[str, type[bool | int]]] = {
     "xla_allow_excess_precision": bool,
     "xla_backend_optimization_level": int,

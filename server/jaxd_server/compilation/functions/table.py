@@ -17,17 +17,6 @@ from jaxd_server.compilation.functions.package_skew import compare, refuse_missi
 from jaxd_server.compilation.functions.receive import Arrival, receive
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
-__all__ = [
-    "FunctionReplaced",
-    "FunctionShelf",
-    "FunctionSource",
-    "Functions",
-    "Permit",
-    "Receive",
-    "permit_all",
-]
-
-
 Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
 """See `arrivals.receive`."""
 

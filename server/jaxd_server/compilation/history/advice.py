@@ -19,7 +19,6 @@ from jaxd_server.compilation.history.reasons import key_differences
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.model import Part
 
-__all__ = ["Advice", "Advised", "advice_for"]
 
 MANY_VALUES: Final = 5
 MANY_SHAPES: Final = 8

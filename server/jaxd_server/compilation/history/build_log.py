@@ -24,8 +24,6 @@ from jaxd_server.compilation.history.visibility import Acquaintances
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Decision", "Decisions", "describe"]
-
 MAX_RESTORED: Final = 500
 """Programs of earlier processes that are remembered, for reasons only."""
 

@@ -17,8 +17,6 @@ from jaxd_protocol.messages.function_manifest import Description
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.history.visibility import Sight
 
-__all__ = ["Built", "Ledger", "LedgerView", "Record", "Verdict"]
-
 Verdict = Literal["hit", "load", "compile"]
 """What a call finds: a ready executable, one on disk, or none."""
 

@@ -19,8 +19,6 @@ from jaxd_protocol.explain.key_differences import (
 from jaxd_protocol.messages.function_manifest import Description
 from jaxd_server.compilation.history.ledger import Built, Ledger, LedgerView, Record
 
-__all__ = ["Reason", "key_differences", "reason_for", "versions_of"]
-
 _MAX_COMPARED: Final = 64
 _ALIKE_SAME_NAME: Final = 0.2
 _ALIKE_OTHER_NAME: Final = 0.5

@@ -14,8 +14,6 @@ from typing import Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.network.accounts import UNNAMED
 
-__all__ = ["Acquaintances", "Sight", "belongs_to"]
-
 Sight = Callable[[bytes], bool]
 """Whether somebody may be shown what there is about a key."""
 

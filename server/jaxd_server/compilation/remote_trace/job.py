@@ -29,8 +29,6 @@ from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Errand", "order_of"]
-
 _MAX_PICKLED_BYTES: Final = 64 << 20
 
 

@@ -13,22 +13,6 @@ from jaxd_protocol.pytree import Layout, Placement, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described
 
-__all__ = [
-    "Ended",
-    "Event",
-    "Failed",
-    "Forget",
-    "Lowered",
-    "Order",
-    "Outdated",
-    "Ready",
-    "Refused",
-    "Reply",
-    "Side",
-    "leaves_of_order",
-    "sent_data",
-]
-
 
 class Order(NamedTuple):
     """What is to be traced and lowered.

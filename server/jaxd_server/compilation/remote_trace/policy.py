@@ -19,8 +19,6 @@ from jaxd_server.jax_compat.lowered_transfer import understands
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
-__all__ = ["TraceIn", "Tracing"]
-
 TraceIn = Literal["auto", "worker", "tracer"]
 """Where functions are traced: `auto` as there are clients, always here, or always there."""
 

@@ -17,8 +17,6 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Tracers", "asked"]
-
 _MAX_NOTED: Final = 10_000
 _MAX_FALSE_STARTS: Final = 3
 

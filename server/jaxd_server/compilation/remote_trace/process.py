@@ -21,8 +21,6 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import Telling
 
-__all__ = ["TRACER_COMMAND", "TracerProcess"]
-
 TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer.tracer")
 
 _PATIENCE_S: Final = 5.0

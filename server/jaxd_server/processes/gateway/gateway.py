@@ -38,8 +38,6 @@ from jaxd_server.runtime.json_lines import Tether
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 
-__all__ = ["Door", "Gate", "main"]
-
 _LOOK_S: Final = 0.5
 _DECISION_S: Final = 30.0
 """The host has much to do only when it starts a process."""

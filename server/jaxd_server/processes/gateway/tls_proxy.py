@@ -11,8 +11,6 @@ from typing import Final
 from jaxd_protocol.wire import tune_socket
 from jaxd_protocol.wire.tls_socket import TlsSocket
 
-__all__ = ["relay"]
-
 _STEP_BYTES: Final = 1 << 18
 _OVER: Final = (EOFError, OSError, ssl.SSLError)
 

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 from jaxd_server.runtime.json_lines import encode_line, messages
 
-__all__ = ["Controlled", "answering"]
-
 _MAX_REQUEST_BYTES = 1 << 16
 
 

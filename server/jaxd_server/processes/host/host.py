@@ -25,8 +25,6 @@ from jaxd_server.processes.tenants.directory import root_of_all
 from jaxd_server.processes.tenants.manager import Crew
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["WORKER_COMMAND", "Host", "reap_orphans"]
-
 
 def reap_orphans(own: Collection[int]) -> list[int]:
     """Collects every child that has ended, except our `own`; returns the process ids.

@@ -11,8 +11,6 @@ from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Retiring", "first_of", "log_exit"]
-
 
 async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
     """Returns when one of `events` is set, or after `timeout_s`."""

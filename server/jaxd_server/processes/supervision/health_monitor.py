@@ -21,9 +21,6 @@ from jaxd_server.runtime.child_process import ask_for_stacks
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 
-__all__ = ["Heartbeat", "calls_of", "others_with_values", "process_state", "reason_to_recycle"]
-
-
 _SETTLED_S: Final = 60.0
 """A worker that is too large sooner than that would be so again at once."""
 

@@ -22,9 +22,6 @@ from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.runtime.child_process import in_a_file
 from jaxd_server.runtime.flight_recorder import BlackBox
 
-__all__ = ["Launched", "Suspects", "launch", "worker_environment"]
-
-
 _FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
 _FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """Its older name; jax refuses to start when both are set."""

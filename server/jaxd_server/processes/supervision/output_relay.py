@@ -10,8 +10,6 @@ import time
 from collections import deque
 from typing import Any, Final
 
-__all__ = ["OutputRelay"]
-
 _STDERR = 2
 _LAST_LINES = 20
 _LONGEST_LINE_BYTES = 1 << 16

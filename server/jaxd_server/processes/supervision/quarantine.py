@@ -33,8 +33,6 @@ from jaxd_server.runtime.flight_recorder import Entry
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
-__all__ = ["MOST_STRIKES", "Kept", "Quarantine"]
-
 MOST_STRIKES: Final = 2
 """A function that has ended so many workers while nothing else ran is called no more."""
 
@@ -206,8 +204,6 @@ def _begins(ids: Iterable[bytes], digits: str) -> bool:
         id_.hex().startswith(digits.lower()) for id_ in ids
     )
 
-
-__all__ = ["Part", "QuarantineFile", "Sentence"]
 
 _FOLDER: Final = "quarantine"
 _FORMAT: Final = 1

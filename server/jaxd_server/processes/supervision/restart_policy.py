@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_FAILED_STARTS", "RestartPolicy"]
-
 MAX_FAILED_STARTS = 5
 """A worker that was never ready this often in a row will not be the next time either."""
 

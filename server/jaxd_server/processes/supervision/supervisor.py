@@ -20,8 +20,6 @@ from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Supervisor"]
-
 _LOOK_S = 0.1
 
 

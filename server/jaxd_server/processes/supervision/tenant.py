@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from jaxd_server.config.options import ServerOptions
 
-__all__ = ["REST_AFTER_S", "Tenant", "User"]
-
 REST_AFTER_S: Final = 600.0
 """A worker of one principal that was not called for so long, and holds nothing, ends."""
 

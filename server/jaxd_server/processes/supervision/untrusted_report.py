@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final, TypeGuard
 
-__all__ = ["LISTS", "believed", "fitting", "is_number", "printable"]
-
 LISTS: Final[Mapping[str, Mapping[str, type]]] = {
     "running": {"function": str, "seconds": float},
     "left_behind": {"function": str, "seconds": float, "phase": str},

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from jaxd_server.runtime.json_lines import encode_line, messages
 
-__all__ = ["PATIENCE_S", "Question", "WorkerLine"]
-
 PATIENCE_S: Final = 0.5
 """How long a worker may take to answer a question about itself before it counts as busy."""
 

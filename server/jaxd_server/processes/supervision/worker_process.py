@@ -21,8 +21,6 @@ from jaxd_server.runtime.json_lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import Chatter
 
-__all__ = ["Marks", "State", "WorkerProcess"]
-
 
 class Marks:
     """Each is set once; saying it again adds nothing. Belongs to the thread of the event loop.

@@ -16,8 +16,6 @@ from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 
-__all__ = ["Post"]
-
 
 class Post:
     """Keeps a worker behind some listeners. Belongs to the thread of the event loop.

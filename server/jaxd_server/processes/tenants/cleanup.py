@@ -8,8 +8,6 @@ from typing import Any
 
 from jaxd_server.processes.tenants.directory import Tenants
 
-__all__ = ["Clearing"]
-
 
 class Clearing:
     """What runs as the user of an account is ended before its next worker starts. For one loop.

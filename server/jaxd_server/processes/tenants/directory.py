@@ -26,8 +26,6 @@ from jaxd_server.processes.tenants.os_users import (
 from jaxd_server.processes.tenants.uid_table import UserNumbers, name_of_user
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Tenants", "root_of_all"]
-
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
 """Where root's server keeps what others own: nobody else can enter root's home."""

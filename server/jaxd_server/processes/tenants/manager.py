@@ -32,9 +32,6 @@ from jaxd_server.processes.tenants.tenant_worker import Place
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 
-__all__ = ["DOOR_COMMAND", "Crew", "crew_report"]
-
-
 _OF_ONE: Final = frozenset({"epoch", "idle_s"})
 """Numbers that cannot be added up."""
 

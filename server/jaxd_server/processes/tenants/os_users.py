@@ -16,9 +16,6 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["end_processes", "folders_of", "living_processes", "remove_folder", "words_as"]
-
-
 _BECOME: Final = """
 import os, sys
 ender, uid = map(int, sys.argv[1:3])

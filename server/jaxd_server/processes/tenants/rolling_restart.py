@@ -10,8 +10,6 @@ from typing import Any, Final, Protocol
 from jaxd_server.processes.supervision.untrusted_report import printable
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["CrewRestart", "Restartable"]
-
 _AT_ONCE: Final = 4
 """Each new worker imports jax, and is a second process of its principal for a while."""
 

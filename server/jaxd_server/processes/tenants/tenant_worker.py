@@ -16,8 +16,6 @@ from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.worker_slot import Post
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Place"]
-
 
 @dataclass(slots=True, eq=False)
 class Place:

@@ -12,8 +12,6 @@ from typing import Final
 from jaxd_protocol.errors import ConfigurationError, LimitExceeded
 from jaxd_server.processes.tenants.os_users import living_processes
 
-__all__ = ["UserNumbers", "name_of_user"]
-
 _TABLE: Final = "users.json"
 _ENDER: Final = "jaxd"
 """In the table beside the principals, none of which is called so."""

@@ -54,8 +54,6 @@ from jaxd_server.user_code.capture_output import hear_user_code
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
-__all__ = ["Tracer", "main"]
-
 _NICE = 5
 """Where cores are few, a call that is warm comes before a trace; but not so that it starves."""
 

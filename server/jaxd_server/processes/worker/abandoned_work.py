@@ -18,8 +18,6 @@ from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission, Running
 from jaxd_server.runtime.logs import log_event
 
-__all__ = ["Leftovers"]
-
 
 class Leftovers:
     """Looks after what was given up and is not over. Thread-safe.

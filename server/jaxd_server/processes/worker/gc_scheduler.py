@@ -18,8 +18,6 @@ from typing import Final
 
 from jaxd_server.execution.admission import Admission
 
-__all__ = ["Housekeeper"]
-
 _TURN_S: Final = 5e-6
 _LOOK_S: Final = 0.25
 _CHORES: Final = 240

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jaxd_server.config.options import ServerOptions
     from jaxd_server.runtime.counters import Counters
 
-__all__ = ["WorkerReport"]
 
 _NOTHING: Final = {
     "executables": 0,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxd_server.execution.admission import Admission
     from jaxd_server.values.store import Values
 
-__all__ = ["Renewal"]
 
 _RESTARTED: Final = "the server's worker was restarted."
 _HELD_BACK: Final = (
@@ -79,9 +78,6 @@ class Renewal:
     def note(self) -> None:
         """Takes down what a call has imported."""
         self._packages.note()
-
-
-__all__ = ["Rest", "still_needed"]
 
 
 class Rest:

@@ -22,17 +22,6 @@ from jaxd_server.jax_compat.device_memory import all_devices_bytes, device_bytes
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 
-__all__ = [
-    "content_bytes",
-    "limits",
-    "permitting",
-    "receiving",
-    "rest_after_s",
-    "shelf",
-    "trace_in",
-    "value_bytes",
-]
-
 _REST_AFTER_S = 600.0
 """Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
 

@@ -18,8 +18,6 @@ from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.values.store import Values
 
-__all__ = ["WorkerStatus", "memory_in_use"]
-
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
 """Of a status, what says nothing of anybody."""
 

@@ -60,8 +60,6 @@ from jaxd_server.runtime.threads.executors import FairThreads, FreshThreads
 from jaxd_server.values.content_store import Contents
 from jaxd_server.values.store import Values
 
-__all__ = ["Parts"]
-
 _BUILDER_THREADS = 1024
 """Calls that may wait for a build, or for a client to say what its function is, at once.
 

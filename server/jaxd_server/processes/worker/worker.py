@@ -32,8 +32,6 @@ from jaxd_server.runtime.timers import process_timers
 from jaxd_server.user_code.capture_output import hear_user_code
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
-__all__ = ["Worker", "main"]
-
 
 def main() -> None:
     """Runs a worker until its host drains it or dies."""

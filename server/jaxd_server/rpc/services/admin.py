@@ -20,8 +20,6 @@ from jaxd_server.rpc.services.inventory import inventory
 from jaxd_server.rpc.services.recipes import Recorder
 from jaxd_server.rpc.services.why import answer_inquiry
 
-__all__ = ["INQUIRIES", "OPERATIONS", "Operations"]
-
 OPERATIONS: Final = frozenset({"functions", "recipes", "forget"})
 """What can be asked by those who look after a server."""
 

@@ -18,8 +18,6 @@ from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.build_log import Decisions
 from jaxd_server.runtime.counters import Counters
 
-__all__ = ["arguments_text", "inventory"]
-
 Row = dict[str, Any]
 Files = Mapping[tuple[str, str], Entry]
 """What lies on disk: by kind, and by name in hex digits."""

@@ -13,8 +13,6 @@ from jaxd_server.compilation.disk_cache.programs import Shelf
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.build_log import Decisions
 
-__all__ = ["LeftOut", "Recorder"]
-
 _UNSHARED: Final = (
     "it reads something without a content, such as a generator, so its key is good for one "
     "process only. Pass that as an argument, or ignore= it."

@@ -27,8 +27,6 @@ from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.runtime.counters import Counters, Counts
 
-__all__ = ["Stages"]
-
 _STAGES: Final = ("jaxpr", "lowered", "compiled")
 _SIZES: Final = "_in_bytes"
 

@@ -34,8 +34,6 @@ from jaxd_server.jax_compat.placement import placed
 from jaxd_server.values.references import Holdings, copy_of
 from jaxd_server.values.value import Value
 
-__all__ = ["VALUE_VERBS", "ValueDesk", "spec_of"]
-
 VALUE_VERBS: Final = frozenset({"put", "fetch", "part", "name", "named", "unname", "values"})
 """What can be asked."""
 

@@ -17,8 +17,6 @@ from jaxd_server.compilation.history.build_log import Decisions
 from jaxd_server.compilation.history.ledger import Built, LedgerView, Record, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 
-__all__ = ["answer_inquiry"]
-
 _TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
     "hit": (
         "a compiled program for these arguments is ready",

@@ -14,8 +14,6 @@ from typing import Final, Literal
 
 from jaxd_protocol.errors import JaxdError
 
-__all__ = ["EVER", "Interest", "Phase"]
-
 Phase = Literal["waiting", "building", "running"]
 
 _WORDS: Final[dict[Phase, str]] = {

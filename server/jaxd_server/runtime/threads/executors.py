@@ -17,9 +17,6 @@ from typing import Any, ParamSpec, TypeVar
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import FairQueue
 
-__all__ = ["FairThreads", "FreshThreads", "Job", "SerialExecutor"]
-
-
 Job = Callable[[], None]
 
 

@@ -12,9 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue", "Telling", "Turnstile"]
-
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 
-__all__ = ["SingleFlight"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

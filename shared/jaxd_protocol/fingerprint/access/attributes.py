@@ -13,8 +13,6 @@ from jaxd_protocol.fingerprint.unpatched import home_of
 from jaxd_protocol.fingerprint.values import classes
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["emit_called", "note_method", "take", "uses_of_first"]
-
 Taken = tuple[Any, Steps]
 
 

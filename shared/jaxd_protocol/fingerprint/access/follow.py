@@ -22,8 +22,6 @@ from jaxd_protocol.fingerprint.unpatched import is_plain_data
 from jaxd_protocol.fingerprint.values import environment, flags, modules
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["emit_global", "follow"]
-
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
 
 _SEE_GLOBALS: Final = frozenset({"globals", "eval", "exec"})

@@ -19,8 +19,6 @@ from jaxd_protocol.fingerprint.model import Source, Steps
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["absolute_name", "emit_import"]
-
 
 def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
     """Appends what an import statement in a function brings in, as far as it is read."""

@@ -20,8 +20,6 @@ from jaxd_protocol.fingerprint.unpatched import (
 from jaxd_protocol.fingerprint.values import environment, flags, modules
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["emit_installed", "emit_setting", "follow_installed", "refuse_computed_import"]
-
 _COMPUTED_IMPORTS: Final = frozenset({("importlib", "import_module"), ("sys", "modules")})
 
 

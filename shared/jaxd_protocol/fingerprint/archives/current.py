@@ -8,8 +8,6 @@ from contextvars import ContextVar
 
 from jaxd_protocol.fingerprint.model import Archives
 
-__all__ = ["current_archives", "shipping"]
-
 _current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None)
 
 

@@ -12,8 +12,6 @@ from typing import Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Source
 
-__all__ = ["files_of", "source_of"]
-
 _EXTENSIONS: Final = tuple(EXTENSION_SUFFIXES)
 _MAINS: Final = frozenset({"__main__", "__mp_main__"})
 

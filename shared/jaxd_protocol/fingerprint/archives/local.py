@@ -24,16 +24,6 @@ from jaxd_protocol.fingerprint.unpatched import is_plain_data
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.packages import Package, package_of
 
-__all__ = [
-    "IMPORTLIB",
-    "LocalArchives",
-    "archive_of",
-    "archived_id",
-    "hinted_tops",
-    "imported_names",
-    "look",
-]
-
 IMPORTLIB: Final = "importlib"
 
 

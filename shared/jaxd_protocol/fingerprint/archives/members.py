@@ -16,18 +16,6 @@ from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Source, Steps
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = [
-    "allow_computed",
-    "emit_archive",
-    "emit_archived",
-    "emit_hints",
-    "emit_home",
-    "emit_import",
-    "is_archived",
-    "is_named",
-    "take",
-]
-
 
 def is_archived(walk: Walk, module: str) -> bool:
     """Whether a module counts as a file."""

@@ -22,17 +22,6 @@ from typing import Final, Literal, NamedTuple
 
 from jaxd_protocol.fingerprint.model import NOTHING, Gives, Kind, Origin, parameters_of
 
-__all__ = [
-    "GIVEN",
-    "Cell",
-    "called_in",
-    "cell_of",
-    "code_at",
-    "given_to_callbacks",
-    "names_in",
-    "nested_codes",
-]
-
 GIVEN: Final = (("!", None),)
 """The steps of a read whose value is only given to be called back."""
 

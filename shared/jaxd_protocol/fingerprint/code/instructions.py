@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.model import Step, Steps
 
-__all__ = ["Bound", "Instruction", "Instructions"]
-
 Bound = tuple[str, "tuple[str, ...] | None"]
 """A variable that an import statement binds, and the attribute path from the module that the
 statement names; None for its top-level package, which `import a.b` binds."""

@@ -24,8 +24,6 @@ from jaxd_protocol.fingerprint.code.callbacks import (
 from jaxd_protocol.fingerprint.code.instructions import Bound, Instruction, Instructions
 from jaxd_protocol.fingerprint.model import Gives, Steps
 
-__all__ = ["CodeFacts", "Import", "Read", "facts_of"]
-
 
 class Read(NamedTuple):
     """A global that is loaded.

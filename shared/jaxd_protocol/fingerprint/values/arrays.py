@@ -14,8 +14,6 @@ from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects import array_content
 from jaxd_protocol.packages.importable import name_within
 
-__all__ = ["emit_array"]
-
 _jax_contents: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 """Digests of jax arrays by `id`: they never change, so each is hashed once."""
 

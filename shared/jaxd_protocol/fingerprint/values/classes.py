@@ -12,8 +12,6 @@ from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.packages.importable import importable_name
 
-__all__ = ["emit_class", "slot_names"]
-
 _NOT_CONTENT: Final = frozenset(
     [
         "__dict__",

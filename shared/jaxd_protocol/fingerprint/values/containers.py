@@ -7,8 +7,6 @@ from typing import Any
 
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["emit_dict", "emit_list", "emit_set", "emit_tuple"]
-
 
 def emit_list(walk: Walk, value: list[Any]) -> None:
     """Appends a list: it can be changed, so it has an identity."""

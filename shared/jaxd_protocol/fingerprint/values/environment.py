@@ -11,8 +11,6 @@ from jaxd_protocol.fingerprint.canonical import atom
 from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["Variables", "is_environment", "refuse", "take", "take_from_os"]
-
 
 class Variables(dict[str, str]):
     """The variables that a function reads, as its client had them. Stands for `os.environ`."""

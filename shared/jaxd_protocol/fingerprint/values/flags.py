@@ -9,8 +9,6 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["Flags", "is_flags", "refuse", "take"]
-
 
 class Flags(SimpleNamespace):
     """The flags that a function reads, as its client had them. Stands for `absl.flags.FLAGS`."""

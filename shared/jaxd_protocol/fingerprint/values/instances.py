@@ -15,8 +15,6 @@ from jaxd_protocol.fingerprint.values import environment, flags, modules
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.walk import Walk, shown
 
-__all__ = ["by_content", "emit_instance"]
-
 _OPAQUE: Final = frozenset(
     [
         "_thread.lock",

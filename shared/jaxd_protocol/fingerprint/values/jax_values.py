@@ -10,8 +10,6 @@ from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects import Anatomy, take_apart
 from jaxd_protocol.jax_objects.names import found_name
 
-__all__ = ["emit_jax"]
-
 
 def emit_jax(walk: Walk, value: Any) -> bool:
     """Appends an object of jax; False when it is none that is known."""

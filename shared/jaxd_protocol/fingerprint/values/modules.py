@@ -11,8 +11,6 @@ from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
-__all__ = ["NOT_CONTENT", "emit_extension", "emit_module", "emit_reference"]
-
 NOT_CONTENT: Final = frozenset(
     [
         "__name__",

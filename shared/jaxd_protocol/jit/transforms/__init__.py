@@ -6,24 +6,12 @@ over the fingerprint of the one function. Nothing here imports jax until a funct
 
 from __future__ import annotations
 
-from jaxd_protocol.jit.transforms.apply import Transformed, transformed, untransformed
-from jaxd_protocol.jit.transforms.literal import (
-    NotSpelled,
-    Transformation,
-    options_of,
-    shown,
-    shown_name,
-    transformation,
-)
-
-__all__ = [
-    "NotSpelled",
-    "Transformation",
-    "Transformed",
-    "options_of",
-    "shown",
-    "shown_name",
-    "transformation",
-    "transformed",
-    "untransformed",
-]
+from jaxd_protocol.jit.transforms.apply import Transformed as Transformed
+from jaxd_protocol.jit.transforms.apply import transformed as transformed
+from jaxd_protocol.jit.transforms.apply import untransformed as untransformed
+from jaxd_protocol.jit.transforms.literal import NotSpelled as NotSpelled
+from jaxd_protocol.jit.transforms.literal import Transformation as Transformation
+from jaxd_protocol.jit.transforms.literal import options_of as options_of
+from jaxd_protocol.jit.transforms.literal import shown as shown
+from jaxd_protocol.jit.transforms.literal import shown_name as shown_name
+from jaxd_protocol.jit.transforms.literal import transformation as transformation

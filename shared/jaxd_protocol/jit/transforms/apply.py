@@ -13,7 +13,6 @@ from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, Transformation, op
 if TYPE_CHECKING:
     import inspect
 
-__all__ = ["Transformed", "transformed", "untransformed"]
 
 _Function = Callable[..., Any]
 _Static = tuple[tuple[int, str], ...]

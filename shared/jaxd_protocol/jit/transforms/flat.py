@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-__all__ = ["STAGES", "Flat", "flattened"]
-
 _OfLeaves = Callable[..., Sequence[Any]]
 _Stage = Callable[[_OfLeaves], _OfLeaves]
 

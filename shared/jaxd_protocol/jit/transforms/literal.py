@@ -16,17 +16,6 @@ from typing import Any, Final
 
 from jaxd_protocol.pytree.literals import Literal, dump_literal, is_literal
 
-__all__ = [
-    "ON_INSTANCE",
-    "NotSpelled",
-    "Transformation",
-    "behind_on_instance",
-    "options_of",
-    "shown",
-    "shown_name",
-    "transformation",
-]
-
 Transformation = Literal
 """What `transformation` returns."""
 

@@ -22,18 +22,15 @@ from jaxd_protocol.fingerprint.archives.current import current_archives
 from jaxd_protocol.fingerprint.function_wrapper import BoundFunction, PlainInside
 from jaxd_protocol.fingerprint.model import Reach
 from jaxd_protocol.jax_objects.names import kind_of
-from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling.pack.archives import reduce_archived
 from jaxd_protocol.pickling.pack.classes import class_name
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
 from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
-from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import interned, interned_class
-
-__all__ = ["pack", "pack_out_of_band"]
 
 _MAX_KEPT: Final = 1024
 _TRIES: Final = 3
@@ -127,7 +124,7 @@ class _ArgumentPickler(Pickler):
         return reduced
 
     def _note_installed(self, value: Any, reduced: Any) -> None:
-        if type(reduced) is tuple and reduced[0] is rebuild.find_object:
+        if type(reduced) is tuple and reduced[0] is find_object:
             name: tuple[str, str] = reduced[1]
         elif type(reduced) is str:
             name = getattr(value, "__module__", None) or "builtins", reduced

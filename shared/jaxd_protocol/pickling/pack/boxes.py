@@ -9,8 +9,6 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.pickling.unpack import rebuild
 
-__all__ = ["Box", "boxed_cell", "boxed_dict", "boxed_set"]
-
 
 class Box:
     """Is pickled by a reduce tuple of its own; unpacked, it is the value again.

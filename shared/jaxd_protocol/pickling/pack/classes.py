@@ -19,8 +19,6 @@ from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import classes
 
-__all__ = ["class_name", "enum_description", "enum_state", "reduce_class"]
-
 _GIVEN: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
 _NOT_SENT: Final = _GIVEN | {
     "__dict__",

@@ -14,8 +14,6 @@ from jaxd_protocol.pickling.code_objects import place_of_code
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import pytest_asserts, rebuild
 
-__all__ = ["is_local_function", "reduce_function"]
-
 _OF_THE_MODULE: Final = frozenset(
     {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
 )

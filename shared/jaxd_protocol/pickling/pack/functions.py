@@ -23,8 +23,6 @@ from jaxd_protocol.pickling.unpack.archives import add_archive
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import add_sources
 
-__all__ = ["Packed", "dump", "pack_function", "path_to"]
-
 _MANY: Final = 20
 
 

@@ -12,8 +12,6 @@ from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
-__all__ = ["constant_name", "installed_name", "is_plain", "reduce_part", "reduce_singleton"]
-
 _places: dict[str, tuple[int, dict[int, str]]] = {}
 
 _missing = object()

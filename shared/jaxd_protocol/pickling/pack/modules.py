@@ -13,14 +13,6 @@ from jaxd_protocol.pickling.names import find, name_of
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import patched_modules, rebuild
 
-__all__ = [
-    "StrayNamespace",
-    "reduce_module",
-    "reduce_stray",
-    "refuse_compiled",
-    "refuse_compiled_object",
-]
-
 _PYTHONS_OWN: Final = frozenset(
     {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__"}
     | {"__spec__"}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.model import Reach
 from jaxd_protocol.jax_objects import reduce_jax
-from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
@@ -42,8 +42,6 @@ from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
 from jaxd_protocol.pickling.unpack.private_modules import make_blob
-
-__all__ = ["PROTOCOL", "Pickler"]
 
 PROTOCOL: Final = 5
 
@@ -153,7 +151,7 @@ class Pickler(pickle.Pickler):
         name = constant_name(value) or _name_of_callable(value)
         if name is None:
             return reduce_singleton(value)
-        return rebuild.find_object, name
+        return find_object, name
 
     # what the reducers ask ---------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Pickler(pickle.Pickler):
             if getattr(sys.modules.get("jaxd"), name[1], None) is value:
                 name = "jaxd", name[1]
         own = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
-        return name[1] if name == own else (rebuild.find_object, name)
+        return name[1] if name == own else (find_object, name)
 
     def class_id(self, cls: type) -> ClassId:
         """What names a class by value."""

@@ -13,10 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.pickling.unpack import rebuild
-
-__all__ = ["DISPATCH", "reduce_stream"]
 
 
 def _anew(make: Callable[[], Any]) -> Callable[[Any], Any]:
@@ -62,7 +60,7 @@ def _method(method: types.MethodType) -> Any:
 def _cached(value: Any) -> Any:
     name = importable_name(value)
     if name is not None:
-        return rebuild.find_object, name
+        return find_object, name
     settings = value.cache_parameters()
     made = (value.__wrapped__, settings["maxsize"], settings["typed"])
     more = {name: each for name, each in vars(value).items() if name not in _OF_A_CACHE}
@@ -93,7 +91,7 @@ def _view(kind: str) -> Callable[[Any], Any]:
 def _type_variable(value: Any) -> Any:
     name = importable_name(value)
     if name is not None:
-        return rebuild.find_object, name
+        return find_object, name
     flags = {"covariant": value.__covariant__, "contravariant": value.__contravariant__}
     if getattr(value, "__infer_variance__", False):
         flags = {"infer_variance": True}

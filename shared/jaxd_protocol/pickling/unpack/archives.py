@@ -23,13 +23,6 @@ from jaxd_protocol.packages.packages import Package
 from jaxd_protocol.pickling.unpack.patched_modules import Overlay
 from jaxd_protocol.pickling.unpack.private_modules import Blob, NotShipped
 
-__all__ = [
-    "ArrivedArchive",
-    "add_archive",
-    "find_archived",
-    "id_in_archive",
-]
-
 
 class ArrivedArchive(Blob):
     """A client's packages on the server, each module run when it is first imported.

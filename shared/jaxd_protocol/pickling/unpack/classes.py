@@ -10,8 +10,6 @@ from typing import Any
 from jaxd_protocol.jax_objects import build_class, finish_class
 from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
 
-__all__ = ["fill_class", "fill_enum", "make_class", "make_enum", "make_part", "set_attributes"]
-
 
 def make_class(
     name: tuple[bytes, str, str],

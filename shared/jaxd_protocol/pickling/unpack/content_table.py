@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ClassId", "Table", "server_table"]
 from jaxd_protocol.base.bounded import BoundedDict
-
-__all__ = ["ClassId", "Table", "server_table"]
 
 _MAX_CALLABLES: Final = 4096
 _MAINS: Final = frozenset({"__main__", "__mp_main__"})

@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ArgumentError
 
-__all__ = ["Keepsakes", "keep", "promise", "recall"]
-
 _LIMIT: Final = 4096
 _TOKEN_BYTES: Final = 16
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from jaxd_protocol.pickling.unpack.private_modules import Blob
 
-__all__ = ["Overlay", "installed_module", "overlay"]
-
 
 class Overlay(ModuleType):
     """An installed module with some attributes of a client's; all others are the server's own."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from jaxd_protocol.errors import NotPermitted
 
-__all__ = ["Doors", "doors"]
-
 
 class Doors:
     """One for each process: it cannot be told to be careful for some and not for others."""

@@ -6,8 +6,6 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 
-__all__ = ["Placeholder", "make_placeholder"]
-
 
 class Placeholder:
     """Raises, whatever is done with it."""

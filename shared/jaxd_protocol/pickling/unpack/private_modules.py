@@ -19,8 +19,6 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.packages.installed import is_local_file
 
-__all__ = ["Blob", "NotShipped", "add_sources", "make_blob"]
-
 
 class NotShipped(PackingError, ModuleNotFoundError):
     """Code on the server imports a module of the user's own that did not come with it."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__: list[str] = []
-
 _MAX_TEXT = 240
 
 

@@ -12,40 +12,8 @@ from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from jaxd_protocol.packages.importable import find_object
 from jaxd_protocol.pickling.code_objects import CodePlace, find_code
 from jaxd_protocol.pickling.unpack.private_modules import Blob
-
-__all__ = [
-    "ThreadLocal",
-    "class_attribute",
-    "dead_reference",
-    "fill",
-    "fill_cell",
-    "fill_function",
-    "fill_instance",
-    "fill_later",
-    "fill_module",
-    "fill_set",
-    "find_object",
-    "is_slot",
-    "make_cached",
-    "make_cell",
-    "make_code",
-    "make_context_variable",
-    "make_event",
-    "make_function",
-    "make_function_in",
-    "make_instance",
-    "make_library_function",
-    "make_module",
-    "make_reference",
-    "make_type_variable",
-    "make_view",
-    "namespace_of",
-    "same",
-    "standard_stream",
-]
 
 Filler = Callable[[Any, Any], None]
 

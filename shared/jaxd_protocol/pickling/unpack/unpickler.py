@@ -15,8 +15,6 @@ from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
 from jaxd_protocol.pickling.unpack.permission import doors
 from jaxd_protocol.pickling.unpack.private_modules import Blob
 
-__all__ = ["Unpacked", "interned", "interned_class", "unpack", "unpack_function"]
-
 
 class Unpacked(NamedTuple):
     """A function that has arrived.

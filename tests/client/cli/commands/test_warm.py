@@ -172,9 +172,7 @@ def test_a_terminal_gets_a_bar(server: FakeServer, lock: str, runtime: Path) -> 
     """And failures above it; nothing of it is left in the end."""
     error = failed(ValueError("no"))
     server.answers["call"] = lambda asked: warmed() if is_train(asked) else error
-    program = (
-        "import sys; from jaxd.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    )
+    program = "import sys; from jaxd.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
     with OnTerminal(program, ["warm", lock], os.environ | {"XDG_RUNTIME_DIR": str(runtime)}) as one:
         code, printed = one.end()
     assert code == 1

@@ -44,8 +44,9 @@ from jaxd_server.compilation.remote_trace.messages import (
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from jaxd_server.jax_compat.config import configured
+from jaxd_server.jax_compat.lowered import out_leaves
 from jaxd_server.jax_compat.lowered_transfer import understands, unpack_lowered
-from jaxd_server.jax_compat.programs import compile_flat, out_leaves
+from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
 from tests.fake_packages import FakeSite

@@ -15,6 +15,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import Description
 from jaxd_server.compilation.history.build_log import describe
 from jaxd_server.jax_compat import programs
+from jaxd_server.jax_compat.lowered import Obstacle
 from jaxd_server.rpc.services import why
 from jaxd_server.rpc.services.why import answer_inquiry
 from tests.server.in_process import Kitchen, Shop, Source, encode
@@ -264,7 +265,7 @@ def test_a_program_that_jax_cannot_write_says_so(
 
 def test_every_obstacle_is_told_in_words() -> None:
     """And not by its name."""
-    assert {*get_args(programs.Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
+    assert {*get_args(Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
 
 
 def test_both_are_answered_over_a_connection(shop: Shop) -> None:

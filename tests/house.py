@@ -1,0 +1,278 @@
+"""`make house`: the figures of the source tree, and the rules that they have to keep.
+
+Size is counted by Python's tokenizer: a line counts when it holds code, so neither blank lines nor
+comments nor docstrings do. Imports are read by grimp, on which import-linter stands: those inside
+of functions and those for annotations count like all others. The layers are import-linter's
+contracts, in pyproject.toml; `lint-imports` checks them, here and in `make lint`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+import grimp
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "jaxd": ROOT / "client" / "jaxd",
+    "jaxd_protocol": ROOT / "shared" / "jaxd_protocol",
+    "jaxd_server": ROOT / "server" / "jaxd_server",
+}
+
+MOST_FILES = 410
+MOST_ENTRIES = 14
+"""At the top of each package, whatever they are."""
+MOST_IN_A_FOLDER = 16
+"""Python files of one folder, its `__init__.py` among them."""
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_TERMS = 40
+
+_SILENT = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+)
+
+_JAX_FOLDERS = ("jax_objects", "jax_compat", "interop", "jit", "tracing", "user_code")
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Every file of the product, parsed, by its path."""
+    files = (file for folder in PACKAGES.values() for file in sorted(folder.rglob("*.py")))
+    return {file: ast.parse(file.read_text()) for file in files}
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """For each module of the product the modules of the product that it imports, anywhere in it."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False, cache_dir=None)
+    return {
+        module: frozenset(graph.find_modules_directly_imported_by(module))
+        for module in sorted(graph.modules)
+    }
+
+
+def circles(arrows: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """The sets of two and more nodes that reach each other (Tarjan), the largest first."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == number[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    sys.setrecursionlimit(10_000)
+    for node in arrows:
+        if node not in number:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
+
+
+def lines_of_code(file: Path) -> int:
+    """How many lines hold code."""
+    text = file.read_text()
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _SILENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))  # docstrings
+    return len(lines)
+
+
+def entries(package: str) -> list[str]:
+    """What lies at the top of a package."""
+    return sorted(each.name for each in PACKAGES[package].iterdir() if each.name != "__pycache__")
+
+
+def folders() -> Iterator[tuple[Path, int]]:
+    """Each folder of the product, with the number of Python files in it."""
+    counts = Counter(file.parent for file in sources())
+    yield from sorted(counts.items())
+
+
+def functions() -> Iterator[tuple[int, str]]:
+    """The lines from `def` to the end of each function, with where it stands."""
+    for file, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield lines, f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+def complexities() -> list[int]:
+    """McCabe's complexity of each function, as ruff counts it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select=C901", "--output-format=concise"]
+        + ["--config=lint.mccabe.max-complexity=0", "--exit-zero", "--ignore-noqa"]
+        + [str(folder) for folder in PACKAGES.values()],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return [int(found) for found in re.findall(r"too complex \((\d+) > 0\)", done.stdout)]
+
+
+def private_names_of_jax() -> set[tuple[str, str]]:
+    """Each private name of jax, flax or equinox, once for each file that uses it.
+
+    Modules below `jax._src` and their like, in imports and strings; and, in the folders that exist
+    for jax, attributes with an underscore of what is neither `self` nor `cls`.
+    """
+    found = set()
+    private = re.compile(r"^(jax|jaxlib|flax|equinox)(\.\w+)*\._\w+(\.\w+)*$")
+    for file, tree in sources().items():
+        name = file.relative_to(ROOT).as_posix()
+        is_for_jax = any(folder in name for folder in _JAX_FOLDERS) or "jax" in file.stem
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if private.match(node.value):
+                    found.add((name, node.value))
+            elif isinstance(node, ast.ImportFrom) and private.match(f"{node.module}"):
+                found.update((name, f"{node.module}.{each.name}") for each in node.names)
+            elif isinstance(node, ast.Attribute) and is_for_jax:
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                if re.match(r"_[a-z]", node.attr) and owner not in {"self", "cls", "os", "sys"}:
+                    found.add((name, f".{node.attr}"))
+    return found
+
+
+def terms() -> list[str]:
+    """The words of the glossary in CONTRIBUTING.md."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page.partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    return [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("|")]
+
+
+def contracts() -> list[dict[str, object]]:
+    """The contracts of import-linter, as pyproject.toml has them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found: list[dict[str, object]] = settings["tool"].get("importlinter", {}).get("contracts", [])
+    return found
+
+
+def broken_layers() -> str:
+    """What `lint-imports` says, empty when every contract is kept."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def figures() -> Iterator[tuple[str, str]]:
+    """What there is, a name and a figure each."""
+    lines = {file: lines_of_code(file) for file in sources()}
+    yield "files", str(len(lines))
+    for package, folder in PACKAGES.items():
+        own = [count for file, count in lines.items() if file.is_relative_to(folder)]
+        yield f"  {package}", f"{len(own)} files, {sum(own):,} lines of code"
+        yield "    entries at its top", str(len(entries(package)))
+    yield "lines of code", f"{sum(lines.values()):,}"
+    yield "folders", str(len(list(folders())))
+    fullest, most = max(folders(), key=lambda each: each[1])
+    yield "most files in a folder", f"{most} ({fullest.relative_to(ROOT)})"
+    yield "imports of our own", f"{sum(map(len, imports().values())):,}"
+    sizes = [len(circle) for circle in circles(imports())]
+    yield "circles of files", ", ".join(map(str, sizes)) or "none"
+    yield "contracts", str(len(contracts()))
+    yield "internal __all__", str(len(_with_dunder_all()))
+    yield "terms of the glossary", str(len(terms()))
+    yield "private names of jax", str(len(private_names_of_jax()))
+    longest, where = max(functions())
+    yield "longest function", f"{longest} lines ({where})"
+    complexity = complexities()
+    yield "complexity", f"{mean(complexity):.2f} on average, {max(complexity)} at most"
+
+
+_PUBLIC = (
+    PACKAGES["jaxd"] / "__init__.py",
+    PACKAGES["jaxd"] / "errors.py",
+    PACKAGES["jaxd_protocol"] / "errors.py",
+)
+
+
+def _with_dunder_all() -> list[str]:
+    return [
+        file.relative_to(ROOT).as_posix()
+        for file in sources()
+        if file not in _PUBLIC and re.search(r"^__all__\b", file.read_text(), re.MULTILINE)
+    ]
+
+
+def violations() -> Iterator[str]:
+    """What breaks a rule, each with where."""
+    if len(sources()) > MOST_FILES:
+        yield f"{len(sources())} files, more than {MOST_FILES}"
+    yield from _folders_that_are_too_full()
+    for circle in circles(imports()):
+        yield f"a circle of files: {', '.join(circle)}"
+    for lines, where in functions():
+        if lines > MOST_LINES_OF_A_FUNCTION:
+            yield f"a function of {lines} lines: {where}"
+    for name in _with_dunder_all():
+        yield f"{name} has an __all__; only what is public needs one"
+    if len(terms()) > MOST_TERMS:
+        yield f"{len(terms())} terms in the glossary, more than {MOST_TERMS}"
+    if said := broken_layers():
+        yield said
+
+
+def _folders_that_are_too_full() -> Iterator[str]:
+    for package in PACKAGES:
+        if len(entries(package)) > MOST_ENTRIES:
+            yield f"{package} has {len(entries(package))} entries at its top, over {MOST_ENTRIES}"
+    for folder, count in folders():
+        where = folder.relative_to(ROOT)
+        if count > MOST_IN_A_FOLDER:
+            yield f"{where} has {count} files, more than {MOST_IN_A_FOLDER}"
+        init = sources().get(folder / "__init__.py")
+        if init is None or not ast.get_docstring(init):
+            yield f"{where}/__init__.py does not say what the folder is for"
+
+
+def main() -> int:
+    """Prints the figures, then what breaks a rule; 1 when something does."""
+    for name, figure in figures():
+        print(f"{name:24}{figure}")
+    found = list(violations())
+    print("\n".join(["", *found]) if found else "\nAll rules are kept.")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
