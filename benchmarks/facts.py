@@ -1,4 +1,4 @@
-"""What one has to know about a machine to read its ratios; nothing that names it."""
+"""Facts about the machine that ratios depend on; nothing that identifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run of the benchmarks stands on: settings, a private directory, and its processes."""
+"""The environment of one benchmark run: settings, a private directory, and its processes."""
 
 from __future__ import annotations
 

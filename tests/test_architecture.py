@@ -156,7 +156,7 @@ _OPENERS = ("pickle", "marshal", "cloudpickle", "dill", "shelve")
 
 @pytest.mark.parametrize("table", [JAX_AT_IMPORT, JAX_INSIDE_FUNCTIONS])
 def test_every_door_in_the_tables_exists(table: tuple[str, ...]) -> None:
-    """A file that was renamed does not leave an open door behind."""
+    """A file that was renamed does not leave a stale exception behind."""
     assert [door for door in table if not (ROOT / door).exists()] == []
 
 

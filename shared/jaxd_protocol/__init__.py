@@ -1,4 +1,4 @@
-"""The words that both ends of jaxd speak: errors, addresses, frames, trees and packing.
+"""What client and server of jaxd share: errors, addresses, frames, pytrees and pickling.
 
 Nothing here imports jax, and nothing here imports `jaxd` or `jaxd_server`.
 """

@@ -1,4 +1,4 @@
-"""A keeper of arrays without a server, which counts what it moves."""
+"""An array fetcher without a server, which counts the bytes it moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that the test plays: it greets as one, and answers what the test says."""
+"""A fake server: performs the handshake, and replies as the test defines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes what a module packs."""
+"""Records what a module packs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that the test plays by hand, and what a client says when it is asked."""
+"""A server scripted by the test, and a handler that records events."""
 
 from __future__ import annotations
 

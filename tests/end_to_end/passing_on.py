@@ -18,7 +18,7 @@ Way = Literal["up", "down"]
 
 
 class PassingOn:
-    """Passes connections on to a port of loopback; a context manager. Thread-safe.
+    """Forwards connections to a port of loopback; a context manager. Thread-safe.
 
     Args:
         port: where to.

@@ -1,4 +1,4 @@
-"""What good ends say of a function and of a call, for several targets to begin from."""
+"""Valid messages about a function and a call, seeds of several targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs targets, and keeps what they stumble over."""
+"""Runs targets, and saves the inputs that make them fail."""
 
 from __future__ import annotations
 

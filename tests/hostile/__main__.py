@@ -1,4 +1,4 @@
-"""`make hostile`: hostile ends, each against a victim of its own; what is found is kept and shown.
+"""`make hostile`: hostile ends, each against a victim of its own; what is found is saved and shown.
 
 Two processes: a hostile server, whose client has imported numpy alone and then jax and others; and
 a hostile client, of a server that takes code and then of one that takes programs only.

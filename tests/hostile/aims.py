@@ -26,7 +26,7 @@ class AimWriter:
         self._aim = Drawn(list(_AIMS), [weight for weight, _ in _AIMS.values()])
 
     def literal(self, depth: int) -> tuple[Any, ...]:
-        """An aim that is a literal: an entry of the client's own table, with data."""
+        """A target that is a literal: an entry of the client's own table, with data."""
         rng = self._draws.rng
         kind = rng.choice(("given", "given", "listed", "argument", "partial", "made", "other"))
         self._draws.counts["aim", kind] += 1

@@ -1,4 +1,4 @@
-"""A client that is let in as any other, and then asks for things that nobody would.
+"""A client that authenticates as any other, and then sends requests that no honest one would.
 
 It is authenticated as a real one is: by its token, over TCP. Then it sends conversations: of every
 verb, with argument trees of every tag, keys of functions that the server knows and of others, and

@@ -1,4 +1,4 @@
-"""The mends that a run can take away again in its victim, to show that it finds what they mend.
+"""The fixes that a run can revert in its victim, to show that it finds what they fix.
 
 Each name stands for one hole; its function puts back, in the process that it is called in, what
 was allowed before the mend.
@@ -41,7 +41,7 @@ def _results() -> None:
 
 
 class _Finder:
-    """Finds what a server aims at: from any object to whatever hangs there."""
+    """Finds the target that a server names: from any object to whatever hangs there."""
 
     def __init__(self, identity: Any) -> None:
         self._objects = identity._walked.reach.numbered

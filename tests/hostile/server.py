@@ -1,4 +1,4 @@
-"""A server that greets as a real one, and then says what it was told to say."""
+"""A server that completes the handshake as a real one, and then sends scripted messages."""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def _stands(frame: FrameType | None, *ends: str) -> bool:
 
 def _of_a_frame(args: tuple[Any, ...], frame: FrameType) -> bool:
     """The code that stands for a frame of a traceback: one constant line that raises."""
-    return _stands(frame, "jaxd_protocol/remote_frames.py") and frame.f_code.co_name == "_made"
+    return (
+        _stands(frame, "jaxd_protocol/remote_frames.py") and frame.f_code.co_name == "_make_frame"
+    )
 
 
 def _of_a_named_tuple(args: tuple[Any, ...], frame: FrameType) -> bool:

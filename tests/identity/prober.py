@@ -1,4 +1,4 @@
-"""A program that imports the projects it is told, each in a child of its own, and looks at them.
+"""A program that imports the projects it is told, each in a child of its own, and walks over them.
 
 It reads one job per project from its standard input and writes, for each, what was found: a forked
 child starts with nothing of a project loaded, in milliseconds.
@@ -57,7 +57,7 @@ def load(name: str, file: str, called: str) -> ModuleType:
 
 
 def do(job: dict[str, Any]) -> dict[str, Any]:
-    """Imports a project in this process and looks at it."""
+    """Imports a project in this process and walks over its functions."""
     os.chdir(job["folder"])
     sys.path[:0] = [job["folder"], *job["path"]]
     sys.argv = ["main.py"]

@@ -1,4 +1,4 @@
-"""Ways to mean something else that are easily overlooked, each once found by somebody."""
+"""Differences that are easily overlooked, each found once in a review."""
 
 from __future__ import annotations
 

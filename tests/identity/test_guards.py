@@ -1,4 +1,4 @@
-"""A cheap look notices that something has changed since the walk."""
+"""Guards detect that something has changed since the walk."""
 
 # ruff: noqa: E501  a row of a table is one line
 from __future__ import annotations

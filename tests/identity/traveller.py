@@ -105,7 +105,7 @@ def in_a_child(task: Callable[[], Any]) -> Any:
 
 
 def main(what: str, luggage: str) -> None:
-    """Does one half of the journey."""
+    """Does one half of the round trip."""
     order = json.load(sys.stdin)
     for name in order["preload"]:
         importlib.import_module(name)

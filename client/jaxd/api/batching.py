@@ -1,4 +1,4 @@
-"""`jaxd.vmap_auto`: a function of one example on batches of them."""
+"""`jaxd.vmap_auto`: applies a function of one example to batches of examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class methods on Pythons that do not say on which class they are found.
+"""Class methods on Python versions that do not pass the class they were looked up on.
 
 Until 3.12 `classmethod` has what it wraps bind itself, as a persistent function does. Later ones
 make a bound method by themselves: a call has its class, every other name of the function has not.

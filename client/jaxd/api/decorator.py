@@ -1,4 +1,4 @@
-"""`@persistent_call`: the one word that users type."""
+"""The decorator `@persistent_call`."""
 
 from __future__ import annotations
 

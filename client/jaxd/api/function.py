@@ -1,4 +1,4 @@
-"""The function that users see: a call like any other, that runs on a server."""
+"""`PersistentFunction`: a function whose calls run on a server."""
 
 from __future__ import annotations
 

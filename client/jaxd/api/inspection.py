@@ -1,4 +1,4 @@
-"""What can be asked of a persistent function without calling it."""
+"""Inspection of a persistent function without calling it: fingerprint, why, warm, lower."""
 
 from __future__ import annotations
 

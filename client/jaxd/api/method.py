@@ -1,4 +1,4 @@
-"""A persistent function on an instance: `model.step`, with all that `Model.step` can do."""
+"""`PersistentMethod`: a persistent function bound to an instance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Unbound(Protocol):
-    """What it forwards to: a `PersistentFunction`."""
+    """The function it forwards to: a `PersistentFunction`."""
 
     __wrapped__: Callable[..., Any]
     call_async: Callable[..., Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""Calls with flax nnx objects: what the function changes in them changes them here.
+"""Calls with flax nnx objects, which are updated in place with the function's changes.
 
 As with `nnx.jit`. A function that is called with such an object is compiled as one that returns
 the new values as well, which are then put into the caller's own variables.

@@ -1,4 +1,4 @@
-"""The options of `persistent_call`, read and checked in a process that may have no jax.
+"""Parses and checks the options of `persistent_call`, with or without jax.
 
 Those of `jax.jit` as jax does it.
 """

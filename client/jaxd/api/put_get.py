@@ -1,4 +1,4 @@
-"""Trees of arrays to the server and back: put, get, wait, and values under a name."""
+"""Puts and gets trees of arrays on the server, and names them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
 
 
 def _go_on(caller: Caller, values: RemoteValues) -> None:
-    """Goes on with the next worker; that of these values takes nothing new."""
+    """Switches to the next worker: the one that has these values accepts no new calls."""
     session = caller.session
     opened = session.current()
     if opened.values is values:  # nobody else has gone on yet

@@ -1,4 +1,4 @@
-"""The server's counters, frozen at one moment."""
+"""A snapshot of the server's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a function on its way to a program: `f.jaxpr(...)`, `f.lower(...)`.
+"""The compilation stages of a function: `f.jaxpr(...)`, `f.lower(...)`.
 
 The server keeps nothing for these: each is derived again from the key, so they outlive it.
 """

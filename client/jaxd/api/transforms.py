@@ -1,4 +1,4 @@
-"""Transformations by name: `f.grad().vmap()`, for clients with and without jax."""
+"""Transformation methods: `f.grad().vmap()`, with and without jax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ByName(Generic[T]):
-    """What a persistent function, or one on an instance, can be transformed by, without jax.
+    """The transformation methods of persistent functions and methods.
 
     Each method returns another one, which the server traces, compiles and keeps as a function of
     its own; to ask twice gives the same one. Options are those of jax, and so are the errors, which

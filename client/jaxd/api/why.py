@@ -1,4 +1,4 @@
-"""What a call would do, and why: the answer of `f.why(...)` and `jaxd why`."""
+"""Explains what a call would do, and why: `f.why(...)` and `jaxd why`."""
 
 from __future__ import annotations
 

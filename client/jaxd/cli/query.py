@@ -1,4 +1,4 @@
-"""Which server a command is about, and what that says; no command that only asks starts one."""
+"""What query commands share: the server's address, its report, and output. None starts a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits while programs run whose calls are recorded: one of our own, or any, until Ctrl-C."""
+"""Runs a program whose calls are recorded, or waits for Ctrl-C while others run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands write to a terminal: times, long texts, and how far many builds are."""
+"""Terminal output of commands: durations, truncated texts and a progress bar of builds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cut(text: str, width: int) -> str:
 
 
 class Bar(Progress):
-    """How far many builds are, in one line. Stands where a caller has its `Progress`.
+    """A progress bar of many builds, in one line. Replaces a caller's `Progress`.
 
     Args:
         total: how many builds there are.

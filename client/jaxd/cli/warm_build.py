@@ -1,4 +1,4 @@
-"""Many recorded calls, built or looked at: several at a time, and one that fails stops no other."""
+"""Builds or checks many recorded calls: several at a time; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE: Final = 8
 
 
 class Done(NamedTuple):
-    """What became of one call.
+    """The outcome for one recorded call.
 
     Attributes:
         function: its name with the arguments, for people.

@@ -1,4 +1,4 @@
-"""The future of a submitted call, whose callbacks keep no other call waiting."""
+"""The future of a submitted call, whose callbacks run in a thread of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAKES_ITS_LOOP: Final = "asyncio.futures"
 
 
 class CallFuture(Future[T]):
-    """A future that is settled by whoever reads the connection.
+    """A future that is completed by the thread that reads the connection.
 
     What is given to `add_done_callback` before then runs in a thread for callbacks, one after the
     other: it may block, and make calls. Afterwards it runs at once, as with any future.
@@ -63,12 +63,12 @@ class CallFuture(Future[T]):
                 super().exception(INTERRUPTIBLE_S)
 
     def when_done(self, fn: Callable[[Future[T]], object]) -> None:
-        """Has something quick run by whoever settles it."""
+        """Adds a quick callback that runs in the thread that completes the future."""
         super().add_done_callback(fn)
 
 
 class _CallbackThread:
-    """Runs callbacks in their order; started at the first one, once for a process."""
+    """Runs callbacks in order, in one thread per process, started at the first one."""
 
     def __init__(self) -> None:
         self._begin()

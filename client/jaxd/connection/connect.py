@@ -104,7 +104,7 @@ def _greet(
 
 
 def _channel(line: Connected, address: Address) -> Channel:
-    """What is known of the connection, for the proofs; for ssh it is ssh that has proved it."""
+    """The channel binding for authentication; over ssh, ssh has authenticated the server."""
     if isinstance(line, socket.socket):
         if address.kind == "tcp":
             return Channel("tcp", sock=line, insecure=address.insecure)

@@ -1,4 +1,4 @@
-"""The client's end of a connection: makes requests, and has those of the server answered."""
+"""The client's end of a connection: sends requests, and handles those of the server."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class ClientConnection(BulkConnection):
         return None
 
     def _arriving(self, nbytes: int) -> None:
-        """A message of that size begins to go out, or to arrive; perhaps said twice."""
+        """Called when a message of that size starts to be sent or received; perhaps twice."""
         if nbytes >= _TOLD_BYTES and self.on_transfer is not None:
             self.on_transfer(self)
 
     def check(self) -> None:
-        """Notices that the server has ended an idle connection, which nobody reads."""
+        """Detects that the server has closed an idle connection, which nobody reads."""
         if not self.shared_reader.pending and not self._closed and self._channel.stream.has_ended():
             self.shut()
 

@@ -1,4 +1,4 @@
-"""Asks a host on this machine about itself, over its control socket."""
+"""Sends requests to a host on this machine, over its control socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the local server in the background: exactly one, however many processes want it."""
+"""Starts the local server in the background: exactly one, however many processes ask for it."""
 
 from __future__ import annotations
 

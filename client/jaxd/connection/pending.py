@@ -1,4 +1,4 @@
-"""A request that waits for its reply, who answers while it waits, and what is asked twice."""
+"""Requests that wait for a reply, the handler of server requests, and a single retry."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WORD_S = 0.25
-"""How much longer than to its deadline a caller waits: the server knows what the time went into."""
+"""Seconds that a caller waits past its deadline for the server's own, better timeout error."""
 
 
 class Unsent(ConnectionLost):
-    """As `ConnectionLost`, of a request that was not sent whole, and so was not begun."""
+    """`ConnectionLost` for a request that was not sent completely, and so was not started."""
 
 
 class Answers(Protocol):
-    """What the client answers when the server asks.
+    """Handles requests and events that the server sends.
 
     A `connection` tells the calls made over it from those of others, which have the same numbers.
     """
@@ -75,7 +75,7 @@ class Pending:
         self.then = then
 
     def wake(self) -> None:
-        """Lets the waiting threads, if there are any, look again."""
+        """Wakes the waiting threads, if any."""
         gates, self.gates = self.gates, []
         for gate in gates:
             gate.release()
@@ -89,7 +89,7 @@ class Pending:
 
 
 def twice(ask: Callable[[], T]) -> T:
-    """What `ask` returns, at the second time when the first loses its connection.
+    """Calls `ask`, once more when the first attempt loses its connection.
 
     Raises:
         ConnectionLost: when the second does, too.

@@ -1,4 +1,4 @@
-"""What the server says by itself while a call of ours is open: what it reports, and what it asks.
+"""Events and requests that the server sends while a call is open.
 
 Most calls hear nothing of the kind: imported when the first such message comes.
 """
@@ -27,7 +27,7 @@ _MOST_WAITING: Final = 4096
 
 
 class AskedOver(Protocol):
-    """The connection over which a question came."""
+    """The connection that a server request came over."""
 
     def about(self, number: Any) -> Any:
         """What the open request of that number is for; None when it is for no call, or not open."""
@@ -43,7 +43,7 @@ class AskedOver(Protocol):
 
 
 class NothingGiven(ProtocolError):
-    """A server wants something called back for a call that gives nothing to be called back."""
+    """The server requested a callback for a call that has none."""
 
 
 def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
@@ -63,7 +63,7 @@ def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
 
 
 class Answerers:
-    """The threads that answer what a server asks over one connection. Thread-safe.
+    """The threads that handle server requests of one connection. Thread-safe.
 
     As many as there are questions, up to a number for each open call. A question that has none
     waits for one.
@@ -80,7 +80,7 @@ class Answerers:
         self._lock = threading.Lock()  # guards the three
 
     def take(self, *question: Any) -> None:
-        """Has a question answered; see `answer`.
+        """Queues a server request for a thread; see `answer`.
 
         Raises:
             ProtocolError: when more of them wait than an honest server asks.
@@ -134,7 +134,7 @@ def answer(
     args: tuple[Value, ...],
     frame: Frame,
 ) -> None:
-    """Answers a question of the server's, or ends the connection where there is no answer.
+    """Answers a server request, or ends the connection where it cannot be answered.
 
     Args:
         connection: on which it was asked.
@@ -169,7 +169,7 @@ def _call_back(
     args: tuple[Value, ...],
     frame: Frame,
 ) -> None:
-    """Whatever happens in a function of the user's, the program that called it is told.
+    """Runs a callback; its result or any exception is the reply.
 
     A server that wants something called for a call that gives nothing is no honest one.
     """

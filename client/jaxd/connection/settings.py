@@ -1,4 +1,4 @@
-"""Which server a client talks to, and how it proves itself: arguments, environment, config file."""
+"""Client settings: server address and credentials, from arguments, environment and config file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config_file() -> str:
 
 
 class Settings:
-    """What one client was told, from wherever it was told. Not to be changed; compared by content.
+    """The settings of one client. Immutable; compared by content.
 
     No named tuple, which would show the token to whoever goes through it.
 

@@ -1,4 +1,4 @@
-"""Who reads a connection that many callers share: one of them at a time, no needless thread.
+"""Reading a connection shared by many callers: one caller reads at a time, no extra thread.
 
 A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
 hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
@@ -24,7 +24,7 @@ LOST = "the connection to the server ended while a call was open."
 
 
 class Dispatches(Protocol):
-    """A connection, as its reader needs it."""
+    """A connection that dispatches messages."""
 
     @property
     def alive(self) -> bool:
@@ -38,7 +38,7 @@ class Dispatches(Protocol):
 
 
 class SharedReader:
-    """Reads a connection for those who wait for something. Thread-safe.
+    """Reads a connection on behalf of all waiting callers. Thread-safe.
 
     Args:
         connection: what has to be read.
@@ -150,7 +150,7 @@ class SharedReader:
         return frame
 
     def _step_down(self) -> None:
-        """Gives the reading up where this very thread has it and is about to wait for a reply.
+        """Stops reading if this thread is the reader and is about to wait for a reply.
 
         It has when a future's callback makes a call of its own, and when an interrupt came just
         before it could hand on.
@@ -164,7 +164,7 @@ class SharedReader:
             self._reading = False
 
     def _hand_on(self, leading: bool) -> None:
-        """Somebody else becomes the reader, if there is anybody and nobody reads already."""
+        """Makes another waiting thread the reader, if there is one and none is reading."""
         with self._lock:
             if leading:
                 self._reading = False
@@ -224,14 +224,14 @@ class SharedReader:
         self.attend()
 
     def remember(self, seq: int, pending: Pending) -> None:
-        """Has a reply to a request, or the connection's end, told to who made it."""
+        """Registers a request for its reply or the connection's end."""
         self.pending[seq] = pending
         if pending.attended:
             with self._lock:
                 self._unattended += 1
 
     def forget(self, seq: int, pending: Pending) -> bool:
-        """Strikes a request off; whether it was still open."""
+        """Removes a request; returns whether it was still open."""
         with self._lock:
             found = self.pending.pop(seq, None) is not None
             if found and pending.attended:
@@ -253,7 +253,7 @@ class SharedReader:
             self._hand_on(leading)
 
     def finish(self, seq: int, pending: Pending) -> None:
-        """The request has its reply, or there will be none: those who wait for it are told."""
+        """Completes a request and notifies its waiters."""
         pending.done = True
         pending.about = None  # which holds arrays
         pending.wake()
@@ -298,7 +298,7 @@ class SharedReader:
 
 
 class Attendant:
-    """A connection's own thread, for the replies that nobody waits for. Does not keep it alive.
+    """A connection's background thread, for replies without a waiter. Does not keep it alive.
 
     Started when it is first wanted.
     """

@@ -1,4 +1,4 @@
-"""A server's Unix socket at the end of a pipe: stdin and stdout become the connection.
+"""Relays stdin and stdout to a server's Unix socket, for `ssh://` addresses.
 
 Runs where the server is: as `jaxd relay`, and as the program that `ssh://` addresses hand to Python
 over there. So it stands alone: nothing but the standard library, of Python 3.7 or later.

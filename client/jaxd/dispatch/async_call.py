@@ -1,4 +1,4 @@
-"""A submitted call: its future, its deadline, and its repetitions."""
+"""An asynchronous call: its future, deadline and retries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Outcome = Callable[[Encoded, tuple[Any, ...], Sequence[memoryview], "OpenSession
 
 
 class Submission:
-    """One call that is on its way while its caller does something else.
+    """One asynchronous call.
 
     Args:
         session: with the server.
@@ -180,7 +180,7 @@ class Submission:
             self._spares.pop().release()
 
     def _cancel(self, future: Future[Any]) -> None:
-        """Nor need the server work on it."""
+        """Cancels the call on the server."""
         if future.cancelled() and self._flight is not None:
             opened, number = self._flight
             opened.connection.cancel(number)

@@ -1,4 +1,4 @@
-"""Makes calls on one server."""
+"""Makes the calls of persistent functions on one server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Caller:
-    """One server, as persistent functions use it. Thread-safe; connects when first used.
+    """Makes calls on one server for persistent functions. Thread-safe; connects at first use.
 
     Args:
         settings: where the server is and how to prove who we are.
@@ -214,7 +214,7 @@ class Caller:
         return value, frame, opened
 
     def _let_go(self, call: Encoded, load: Load, opened: OpenSession, pending: Pending) -> None:
-        """A reply that nobody waits for any more: what it has left on the server goes."""
+        """Discards a reply that nobody waits for: releases what the call left on the server."""
         load.abandon()
         if call.stay is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):

@@ -1,4 +1,4 @@
-"""The devices of a server, as clients see them: what there is, and which one calls run on."""
+"""The devices of a server, and the choice of one for calls."""
 
 from __future__ import annotations
 

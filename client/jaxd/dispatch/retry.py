@@ -1,4 +1,4 @@
-"""When a call is made again: its connection was lost, or the server is busy or being replaced."""
+"""Retries of calls: after a lost connection, and with backoff while the server is busy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Worker = tuple[Any, ...]
 
 
 class Losses:
-    """How often one call was lost. For one thread at a time.
+    """Limits how often one call is repeated. For one thread at a time.
 
     A call that a worker died of is repeated on the next one, which is told so and runs it alone: it
     is for the server to say that the call is what workers die of. When only a connection was lost,
@@ -46,7 +46,7 @@ class Losses:
         self._unsent = 0
 
     def note(self, error: ConnectionLost, worker: Worker | None) -> None:
-        """The connection ended while the call was under way.
+        """Records that the connection was lost while the call was open.
 
         Args:
             error: says so.
@@ -66,7 +66,7 @@ class Losses:
             ) from error
 
     def repeated(self, call: Encoded, worker: Worker) -> Encoded:
-        """The call as it is to be sent to a worker.
+        """The request to send to a worker now, after counting the last loss.
 
         Raises:
             WorkerLost: when too many workers have died during it.
@@ -94,7 +94,7 @@ class Losses:
 
 
 class Politeness:
-    """How often, and when, one call comes again to a server that is busy.
+    """Computes when one call is sent again to a busy server.
 
     The server says when; each client comes at a moment of its own.
 

@@ -1,4 +1,4 @@
-"""What a submitted call is made again of, whatever its caller does to its arrays meanwhile."""
+"""Copies of a submitted call's arrays, from which the call can be repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES: Final = 1 << 28
 
 
 class SpareRoom:
-    """Room for copies. Thread-safe.
+    """A byte budget for copies. Thread-safe.
 
     Args:
         most: bytes.
@@ -51,7 +51,7 @@ class SpareRoom:
 
 
 class Spare(NamedTuple):
-    """A call of which nothing can change any more.
+    """A request whose data cannot change any more.
 
     Attributes:
         call: the call.

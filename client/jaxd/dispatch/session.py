@@ -109,7 +109,7 @@ class Session:
         return self.current().values if self.remote is None else self.remote
 
     def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
-        """Sends a message without a reply if there is a connection; whether it is of any use."""
+        """Sends a message without reply, if connected; whether the session is still current."""
         found = self._open
         if remote is not self.remote:
             return False
@@ -119,7 +119,7 @@ class Session:
         return True
 
     def say_goodbye(self) -> None:
-        """This process ends: what it has on the server is of no use any more."""
+        """Notifies the server that this process exits: its values can be released."""
         if self.remote is not None:
             self.tell(self.remote, "bye")
 
@@ -153,7 +153,7 @@ class Session:
             return self._opened_later(error, deadline)
 
     def _opened_later(self, error: Busy, deadline: float | None) -> OpenSession:
-        """Nobody waits for the lock meanwhile: the client can be closed."""
+        """Retries without holding the lock: the client can be closed meanwhile."""
         from jaxd.dispatch.retry import Politeness  # a server seldom is
 
         politeness = Politeness(deadline)
@@ -177,7 +177,7 @@ class Session:
             return self._open
 
     def _connect_again(self) -> OpenSession:
-        """Where a server has answered before, a handshake that breaks off means little.
+        """Retries a broken handshake where a server has answered before.
 
         It was the old worker, at its very end, or the network was lost once more. Something in
         between, such as a tunnel, may also take connections for a server that does not run.
@@ -200,7 +200,7 @@ class Session:
             ) from error
 
     def leave(self, connection: ClientConnection) -> None:
-        """Makes no more calls over a connection whose worker is being replaced.
+        """Stops using a connection for new calls: its worker is being replaced.
 
         Those that are open on it are still answered.
         """

@@ -1,4 +1,4 @@
-"""Programs that are built before anybody calls them: `f.warm(...)`, `f.clear()`, `jaxd warm`."""
+"""Building programs ahead of calls: `f.warm(...)`, `f.clear()`, `jaxd warm`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Warmed:
 
 
 class Warming(Encoded):
-    """A call that is not to be run; it brings no data but what is pickled in it."""
+    """A request to build a program for a call, without running it."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe
 
 
 class Recorded:
-    """A function of which only its recipe is here; it stands where a caller wants a `Spec`.
+    """A function known only by its recipe; used in place of a `Spec`.
 
     Its code stays closed: this process sends it to a server that asks, and never unpacks it.
 

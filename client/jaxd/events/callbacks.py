@@ -1,4 +1,4 @@
-"""Finds the function that a server's program calls back: in the table that this process made.
+"""Resolves the function that a server's program calls back, in a table built by this process.
 
 The forms of an aim are described where servers make them, in
 `jaxd_server.user_code.callback_targets`. An aim is a literal, so nothing in it can name a
@@ -7,7 +7,7 @@ callable. It chooses among what the client's own walk over the function has foun
 brings data. A server that others have got hold of must not get hold of its clients: there is no
 way in it from an object to whatever hangs there.
 
-What a server's program calls back runs here: on this process's own objects, as they are now.
+Runs functions of this process that a server's program calls back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Table:
-    """What may be called back in one call.
+    """The functions that one call may call back.
 
     Args:
         targets: what the function gives to be called back.
@@ -60,11 +60,11 @@ class Table:
         self._arguments = arguments
 
     def function_at(self, aim: Aim, held: Sequence[Any]) -> Callable[..., Any]:
-        """The function that a server aims at.
+        """The function that a callback target of the server refers to.
 
         Args:
             aim: as it came from the server.
-            held: the arrays that it speaks of.
+            held: the arrays that it refers to.
 
         Raises:
             ProtocolError: when the server may not have that called.
@@ -126,7 +126,7 @@ class Table:
     # what cells hold --------------------------------------------------------------------------
 
     def cell_content(self, owner: FunctionType, cell: Cell, said: Aim) -> Any:
-        """What a variable holds, of which only the server knows that it is the client's own.
+        """The content of a closure variable that only the server knows to be the client's own.
 
         Raises:
             ValueError: when it cannot be.
@@ -149,7 +149,7 @@ class Table:
 
 
 class _Maker:
-    """Makes functions of the code of one that this process has, as that one would make them."""
+    """Builds nested functions from the code of a local function, as that function would."""
 
     def __init__(self, table: Table, owner: FunctionType, held: Sequence[Any]) -> None:
         self._table = table
@@ -191,7 +191,7 @@ class _Maker:
         return closure[self._owner.__code__.co_freevars.index(name)]
 
     def _function_cell(self, path: Path, said: Aim) -> CellType:
-        """One that holds a function of code that stands beside it; it may call itself."""
+        """A cell that holds a function defined beside it, possibly recursive."""
         kind, *rest = said
         if kind == "again":
             return self._cells[path]
@@ -275,7 +275,7 @@ _DATA: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array as `arrays_here` makes them, and nothing that behaves like one."""
+    """Whether this is a native array of this process, and no array-like object."""
     from jaxd.interop.lazy_array import ArrayLike
     from jaxd.interop.native import PRNGKeys
 
@@ -316,7 +316,7 @@ _MAX_CALLS: Final = 256
 
 
 class Callbacks:
-    """Runs what programs of one server call back. Thread-safe."""
+    """Runs the callbacks of one server's programs. Thread-safe."""
 
     def __init__(self) -> None:
         self.after_fork()

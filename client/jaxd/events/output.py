@@ -1,4 +1,4 @@
-"""What functions say on the server comes out here: printed, warned of, logged, each thing once.
+"""Re-emits the output of functions on the server: prints, warnings and log records, each once.
 
 While a connection is read, in the order in which it was said. A warning that the user's filters
 turn into an error is raised where the call is.
@@ -32,7 +32,7 @@ _Things = Counter[tuple[str, Any]]
 
 
 class HeardBefore:
-    """What calls have said while they ran, for the case that one is lost and made once more.
+    """Suppresses output that a repeated call emitted already before its connection was lost.
 
     Then it says the same again. What each call has said is counted, and not taken in order: a
     program says unordered things as it comes to them. Thread-safe.
@@ -54,12 +54,12 @@ class HeardBefore:
         self.is_waiting = False
 
     def was_said(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
-        """Notes what a call says; whether it had said it before it was lost.
+        """Records an output of a call; whether the call emitted it before it was lost.
 
         Args:
             connection: over which the call was made.
             number: which one it is.
-            thing: what kind of thing it says, and what.
+            thing: the kind of the output, and its content.
         """
         name = connection, number
         with self._lock:
@@ -82,7 +82,7 @@ class HeardBefore:
                 self.is_waiting = True
 
     def goes_on_as(self, call: object, repeated: object) -> None:
-        """A call that was lost is made again as another one."""
+        """A lost call is repeated as another request."""
         if self.is_waiting and call is not repeated:
             with self._lock:
                 _, said = self._lost.pop(id(call), (None, None))
@@ -99,24 +99,24 @@ class HeardBefore:
 
 
 HEARD: Final = frozenset({"print", "warned", "logged", "compiled"})
-"""The kinds of events that are for here."""
+"""The kinds of events that are output."""
 
 _MOST_LOGGERS: Final = 256
-"""That a server can have made here."""
+"""Loggers that a server can create here."""
 
 _MOST_FILES: Final = 1000
 """With warnings, of which it is known whether they were shown."""
 
 
 class Hearing:
-    """Says here what calls say there. Thread-safe; never raises.
+    """Prints, warns and logs what calls emit on the server. Thread-safe; never raises.
 
     Args:
-        notices: takes what has to wait for the thread whose call it is.
-        progress: has a line on the terminal, which has to go first.
+        notices: defers what has to run in the thread of the call.
+        progress: its line on the terminal is cleared first.
 
     Attributes:
-        before: what calls have said that may be made again.
+        before: the output of calls that may be repeated.
     """
 
     def __init__(self, notices: Notices, progress: Progress) -> None:
@@ -128,7 +128,7 @@ class Hearing:
         forget_after_fork(self.before)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Call `number` of a connection says something."""
+        """Handles an output event of call `number` of a connection."""
         thing = kind, content.get("text")
         if kind == "compiled" or not self.before.was_said(connection, number, thing):
             with suppress(Exception):  # whatever a stream or handler of the user's does

@@ -1,4 +1,4 @@
-"""Says on a terminal that a first call is being compiled, for how long, and in the end why.
+"""Shows on a terminal that a call is being compiled, for how long, and why.
 
 And how much of a large message has been sent or received, when that takes long.
 """
@@ -37,14 +37,14 @@ _Key = tuple[object, int]
 
 
 class Transferring(Protocol):
-    """A connection, which can say what is on its way over it."""
+    """A connection that reports its current transfer."""
 
     def transferring(self) -> tuple[str, int, int] | None:
         """A word for it, how many bytes have been moved, and how many there are."""
 
 
 class Progress:
-    """One line on stderr for what takes long; silent where stderr is no terminal."""
+    """A progress line on stderr for long calls and transfers; nothing if it is no terminal."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -109,7 +109,7 @@ class Progress:
         self._write()
 
     def make_way(self) -> None:
-        """Wipes out what stands on the line: something else is about to be written."""
+        """Clears the progress line before other output is written."""
         if self._shown:
             with self._lock:
                 self._put("")

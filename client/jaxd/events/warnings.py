@@ -1,4 +1,4 @@
-"""What a server has to say of calls, as Python warnings: each thing once."""
+"""Warnings of the server about calls, issued as Python warnings, each once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Notice(NamedTuple):
 
 
 class Notices:
-    """Collects what is heard while somebody reads, and warns in the thread whose call it is.
+    """Collects warnings in the reading thread, and issues them in the thread of the call.
 
     Only there may a warning become an exception. Thread-safe.
 

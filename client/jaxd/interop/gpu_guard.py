@@ -1,4 +1,4 @@
-"""Keeps a process off the GPU of a server on the same machine, where jax would take most of it.
+"""Keeps jax of this process off a GPU that a server on the same machine uses.
 
 jax takes three quarters of a GPU's memory when it first computes anything, such as the array that
 a client makes of a result. A client's own jax therefore stays on the CPU, unless its user has said
@@ -73,7 +73,7 @@ def _watch_imports() -> None:
 
 
 class _JaxFinder:
-    """Finds what the others find, and has jax's loader do one thing more."""
+    """An import hook that wraps jax's loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -91,7 +91,7 @@ class _JaxFinder:
 
 
 class _ThenCpu(Loader):
-    """Loads a module as its own loader does, and then chooses the CPU."""
+    """Loads a module with its own loader, then selects the CPU."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Basic indexing: what picks a rectangle of an array, and can be said in a few numbers."""
+"""Basic indexing: indices that select a rectangular part of an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jax is told of our arrays, and what it knows of the classes of this process.
+"""Registration of our arrays with jax, and the pytree classes that this process has registered.
 
 Nodes of trees are made by what this process has registered with jax for their class. Mappings whose
 keys are no plain values, or that make values by themselves, need no jax. For the rest:
@@ -129,7 +129,7 @@ def leaf_class(cls: type[ArrayLike]) -> type[ArrayLike]:
 
 
 def register(cls: type[ArrayLike]) -> None:
-    """Tells jax about a class; where its tables have moved, `jax.jit(f)(x)` refuses the array."""
+    """Registers a class with jax; if its tables have moved, `jax.jit(f)(x)` refuses the array."""
     with suppress(KeyError, AttributeError):
         sys.modules["jax._src.core"].pytype_aval_mappings[cls] = _abstract
         sys.modules["jax._src.dtypes"].register_canonicalize_value_handler(cls, _as_jax)

@@ -1,4 +1,4 @@
-"""The client's only door to jax: used when the user's process has imported it, never before."""
+"""The client's only access to jax: used when the user's process has imported it, never before."""
 
 from __future__ import annotations
 

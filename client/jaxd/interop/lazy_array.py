@@ -1,4 +1,4 @@
-"""Arrays that are made when they are touched, as in a process without numpy.
+"""Arrays that are converted when they are used, as in a process without numpy.
 
 What stands for an array behaves as one: it becomes the array when it is touched. Importing numpy
 costs more than a whole call. A process that has not imported it gets its results as `LazyArray`:
@@ -16,7 +16,7 @@ from jaxd_protocol.pytree.leaves import dtype_of
 
 
 class ArrayLike:
-    """Base of arrays that are made when touched: what is asked of them, the array answers.
+    """Base class of array stand-ins: every operation is forwarded to the array they stand for.
 
     Operators, indexing, iteration, conversions, formatting, numpy's functions and every public
     attribute of the array work. A subclass says in `_touched` how the array is made.

@@ -1,4 +1,4 @@
-"""Arrays and trees as this process has them: those of the heaviest library that it has imported."""
+"""Arrays and trees of this process: jax's where it is imported, else numpy's, else lazy ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PRNGKeys:
 
 
 def kind_here() -> Kind:
-    """Which arrays this process has."""
+    """The array library of this process."""
     if loaded_jax() is not None:
         return "jax"
     return "numpy" if "numpy" in sys.modules else "lazy"

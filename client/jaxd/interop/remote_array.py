@@ -1,4 +1,4 @@
-"""Arrays that stay on the server until they are touched here."""
+"""`RemoteArray`: an array that stays on the server until its data is needed here."""
 
 from __future__ import annotations
 

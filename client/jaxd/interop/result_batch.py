@@ -1,4 +1,4 @@
-"""What arrays on the server have in common that came of one call.
+"""Result batches: the state shared by the remote arrays of one call.
 
 A loop makes and drops hundreds of them in each step. What they share is said here once, and what
 happens to many of them at a time is written down in one go.
@@ -57,7 +57,7 @@ class Handle(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """Whether its data was brought home."""
+        """Whether its data was fetched."""
 
     def receive(self, data: memoryview) -> None:
         """Takes its data, all bytes in C order, which nobody changes any more."""
@@ -70,7 +70,7 @@ class Handle(Protocol):
 
 
 class ArrayFetcher(Protocol):
-    """Who has the data of arrays on the server."""
+    """Fetches the data of arrays on the server."""
 
     @property
     def where(self) -> str:
@@ -98,11 +98,11 @@ class ArrayFetcher(Protocol):
         """
 
     def drop(self, id: int) -> None:  # noqa: A002
-        """Takes note that nobody here needs the array. Called in a garbage collection."""
+        """Releases the array. Called during garbage collection."""
 
 
 class Origin:
-    """Where some arrays came from.
+    """The remote arrays of one call.
 
     Args:
         keeper: who has their data.
@@ -148,14 +148,14 @@ class Origin:
         return bool(self.gone) or (self.flight is not None and self.flight.error is not None)
 
     def let_go(self, number: int) -> None:
-        """Nobody here holds one any more. Called in a garbage collection: nothing is locked."""
+        """Releases one that is no longer held. Called during garbage collection: takes no lock."""
         if number not in self.settled:
             self.settled.add(number)
             self.keeper.drop(self.first + number)
 
 
 class Stretch(NamedTuple):
-    """Arrays of one origin that follow one another, in a call as they did in their origin.
+    """Consecutive arrays of one batch that are consecutive arguments of a call.
 
     Attributes:
         leaf: number of the first among the leaves of the call.
@@ -181,21 +181,21 @@ class Stretch(NamedTuple):
         return [leaf - shift for leaf in leaves if self.leaf <= leaf < end]
 
     def give(self, leaves: Collection[int], taker: str) -> None:
-        """Those that are these leaves were given to a function for good."""
+        """Marks the arrays at these leaves as donated."""
         self.origin.gone.update(dict.fromkeys(self.numbers(leaves), taker))
 
     def give_back(self, leaves: Collection[int]) -> None:
-        """The function did not take these after all."""
+        """Marks the arrays at these leaves as usable again."""
         for number in self.numbers(leaves):
             self.origin.gone.pop(number, None)
 
     def settle(self, leaves: Collection[int]) -> None:
-        """The server has taken these out of the session."""
+        """Marks the arrays at these leaves as released by the server."""
         self.origin.settled.update(self.numbers(leaves))
 
 
 class Stretches:
-    """Those of one call, as its arrays are met.
+    """Collects the ranges of one call while its arguments are encoded.
 
     Attributes:
         found: all so far.

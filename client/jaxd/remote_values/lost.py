@@ -1,4 +1,4 @@
-"""What to say when arrays on the server are gone, and somebody needs them."""
+"""Error messages for arrays that are no longer on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on values, which return before they have run: in order, never twice, and a few at a time.
+"""The pipeline of calls on remote values: ordered, at most once each, several in flight.
 
 The reply of such a call is read by whoever needs it, or along with the next call. When the
 connection is lost, all calls without a reply are sent again, in their order; the server knows which
@@ -41,7 +41,7 @@ Connect = Callable[[], "ClientConnection"]
 
 
 class Form(NamedTuple):
-    """What results of such calls look like.
+    """The structure of the results of such calls.
 
     Attributes:
         skeleton: theirs.
@@ -55,7 +55,7 @@ class Form(NamedTuple):
 
 
 class _End(NamedTuple):
-    """What became of a call: why there is no result, or what it is, and what it has taken."""
+    """The outcome of a call: its error or result, and the arguments that it consumed."""
 
     error: BaseException | None = None
     given_up: tuple[int, ...] | None = None  # None: nobody knows
@@ -66,7 +66,7 @@ class _End(NamedTuple):
 
 
 class Flight:
-    """One call on values.
+    """One pipelined call on remote values.
 
     Args:
         call: the call.
@@ -152,7 +152,7 @@ class Flight:
         return raised_by(failure, self.name, reader, self.connection.address)
 
     def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
-        """Its reply is here.
+        """Completes the call with its reply.
 
         Raises:
             Exception: when that is none; the call is not done then.
@@ -172,15 +172,15 @@ class Flight:
         return self._finish(_End(None, given_up, value, skeleton, home))
 
     def refuse(self, error: BaseException) -> None:
-        """It was not run, or not sent: what it would have taken for good can be used again."""
+        """Fails a call that did not run: its donated arguments stay usable."""
         self._finish(_End(error, ()))
 
     def lose(self, error: BaseException) -> None:
-        """There will be no result, and nobody knows what it took: that stays dead."""
+        """Fails a call of unknown state: its donated arguments stay unusable."""
         self._finish(_End(error))
 
     def carry(self, load: Load, call: Encoded) -> None:
-        """Its data is on its way, in place of what was before."""
+        """Replaces the transfer that carries its data."""
         with self._lock:
             if self.done:
                 useless: Load | None = load
@@ -190,14 +190,14 @@ class Flight:
             useless.release()
 
     def tell(self) -> None:
-        """Says once, to who wants to know, that it is done."""
+        """Calls `ended`, once."""
         with self._lock:
             ended, self.ended = self.ended, None
         if ended is not None:
             ended(self)
 
     def _finish(self, end: _End) -> None:
-        """Once; where an interrupt comes in between, whoever is next does all of it."""
+        """Completes the call once; after an interrupt, the next caller does all of it."""
         with self._lock:
             if self.done:
                 return
@@ -237,7 +237,7 @@ def _data_by_leaf(placement: Placement, home: Home) -> dict[int, memoryview]:
 
 
 class Flights:
-    """The calls on values of one session. Thread-safe.
+    """The pipelined calls of one session. Thread-safe.
 
     Args:
         connect: the connection of this session; raises `ValuesLost` when there is none any more.
@@ -288,7 +288,7 @@ class Flights:
             self._tell()
 
     def _tell(self) -> None:
-        """Tells of what is over, but not under the lock: who is told may make calls."""
+        """Notifies of finished calls, not under the lock: handlers may make calls."""
         while self._over and self._holder != threading.get_ident():
             with suppress(IndexError):  # somebody else tells of it
                 self._over.popleft().tell()
@@ -392,7 +392,7 @@ class Flights:
         return flights
 
     def fail_all(self, error: JaxdError) -> None:
-        """The session is gone, and with it what these calls were made for."""
+        """Fails all open calls: the session is gone."""
         with self._in_order():
             for flight in list(self._open.values()):
                 self._end(flight, flight.lose, error)

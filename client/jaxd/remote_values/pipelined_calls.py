@@ -1,4 +1,4 @@
-"""Calls on values: made in order, and returned before they have run where their form is known."""
+"""Calls on remote values: in order; they return early where the shape of the result is known."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _Known = tuple[bytes, tuple[int, ...], bytes]
 
 
 def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
-    """What of a result stays on the server."""
+    """The result policy of a call: what stays on the server."""
     if results == "remote":
         return Stay(new_number(), EVERYTHING, -1)
     if results == "auto":
@@ -63,7 +63,7 @@ def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
 
 
 class Shapes:
-    """Short names for long skeletons, which the server of one session knows. Thread-safe.
+    """The table of indexed skeletons of one session. Thread-safe.
 
     A loop need not say in each step what its state looks like.
 
@@ -80,7 +80,7 @@ class Shapes:
         self._lock = threading.Lock()  # guards _given
 
     def told(self, skeleton: bytes) -> bytes:
-        """What to send in place of a skeleton."""
+        """The bytes to send for a skeleton: an index, a definition, or itself."""
         number = self._known.get(skeleton)
         if number is not None:
             return known_skeleton(number)
@@ -93,13 +93,13 @@ class Shapes:
         return named_skeleton(number, skeleton)
 
     def heard(self, told: bytes) -> None:
-        """The server has answered a call in which it was told this."""
+        """Confirms a definition: the server has answered the call that contained it."""
         if told.startswith(NAMED):
             self._known[told[2:]] = told[1]
 
 
 class Services(Protocol):
-    """What calls on values use of their client.
+    """The services of the client that pipelined calls use.
 
     Attributes:
         routes: how large arrays travel.
@@ -137,7 +137,7 @@ class ValueStore(Protocol):
 
 
 class ValueCalls:
-    """The calls of one session on its values. Thread-safe.
+    """The calls of one session on its remote values. Thread-safe.
 
     Args:
         values: the arrays of the session.
@@ -197,7 +197,7 @@ class ValueCalls:
             raise
 
     def _abandon(self, flight: Flight) -> None:
-        """Nobody waits for a call any more: what it leaves on the server goes when it is done."""
+        """Abandons a call: what it leaves on the server is released when it is done."""
 
         def ended(flight: Flight) -> None:
             with suppress(BaseException):
@@ -306,7 +306,7 @@ class ValueCalls:
         self._forms[kind] = skeleton, flight.given_up, form_hash(skeleton)
 
     def _relearn(self, flight: Flight, skeleton: bytes) -> None:
-        """The result of a call is another than was known: the next one is to be right."""
+        """Replaces the known result shape of such calls, after a result had another."""
         stay = flight.call.stay
         assert stay is not None
         self._forms.pop(_kind(flight.call, flight.on), None)

@@ -1,4 +1,4 @@
-"""The arrays that this process has on a server: where they are brought from, and how they go."""
+"""The remote arrays of one session: put, fetch and release."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OpenSession(NamedTuple):
 
 
 class Uplink(Services, Protocol):
-    """What reaches the server of this client."""
+    """The client's access to its server: connection and session."""
 
     @property
     def remote(self) -> RemoteValues | None:
@@ -111,7 +111,7 @@ class RemoteValues:
         )
 
     def end(self, text: str) -> None:
-        """The arrays are gone: whoever touches one learns why."""
+        """Marks the arrays as lost: using one raises this error."""
         self._end(ValuesLost(text))
 
     def _end(self, error: ValuesLost) -> None:
@@ -241,7 +241,7 @@ class RemoteValues:
         return self.remote(first, specs_in(value[1]))
 
     def bring_all(self, arrays: Sequence[Handle]) -> None:
-        """Brings several home, with few messages; they keep their data.
+        """Fetches several, with few messages; they keep their data.
 
         Raises:
             ValuesLost: when they are gone; says which ones they were.
@@ -338,7 +338,7 @@ class RemoteValues:
         return value, frame
 
     def _too_late(self, _: object, makes: int | None, pending: Pending) -> None:
-        """Lets go of what an answer brings that nobody waits for; called by whoever reads."""
+        """Releases the values of a late answer; called by the reading thread."""
         if makes is None or pending.error is not None or pending.value[0] == FAILED:
             return
         self.drops.start()

@@ -1,4 +1,4 @@
-"""Arguments of a call to skeleton, blob and buffers."""
+"""Encodes the arguments of a call as skeleton, blob and buffers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def encode_arguments(
 
 
 class ArgumentEncoder(TreeEncoder):
-    """Knows numpy, jax, this package's own arrays and, with jax, all that jax takes apart.
+    """Encodes numpy and jax arrays, arrays of this package and, with jax, every registered pytree.
 
     Anything else is pickled.
     """
@@ -217,7 +217,7 @@ class ArgumentEncoder(TreeEncoder):
         self.array(array)
 
     def _taken_apart(self, value: Any) -> bool:
-        """Appends an object's template and its leaves, where there is jax to tell them apart."""
+        """Appends an object's pytree template and its leaves, where jax is imported."""
         if loaded_jax() is None:
             return False
         from jaxd.request.templates import take_apart
@@ -234,7 +234,7 @@ class ArgumentEncoder(TreeEncoder):
         return True
 
     def undeclared(self, value: Any) -> None:
-        """Appends a literal that jax cannot trace, static without being declared."""
+        """Appends a literal that jax cannot trace, as an implicit static argument."""
         if not self._strict:
             self._skeleton.append(_NAMELESS)
         self.static(value)
@@ -247,7 +247,7 @@ class ArgumentEncoder(TreeEncoder):
             self.node(number)
 
     def _object(self, value: Any) -> None:
-        """Appends what is no data: as part of the structure, or as a leaf where only jax knows."""
+        """Appends an object without data: to the structure, or as a leaf where only jax knows."""
         refuse_array_like(value)
         if self._strict or not is_plain_object(value):
             self._pickled(value)

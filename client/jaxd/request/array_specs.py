@@ -1,4 +1,4 @@
-"""Arguments without data: anything with a shape and a dtype stands for an array."""
+"""Encodes argument specs: anything with a shape and a dtype, without data."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _is_weak(spec: Any) -> bool:
 
 
 class _Zeros:
-    """Puts arrays of zeros where specs are, in what travels as a pickle."""
+    """Replaces specs by arrays of zeros in values that are pickled."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}  # one array that is met twice stays one

@@ -1,4 +1,4 @@
-"""A call, ready to be sent."""
+"""The request of a call: encoded arguments and settings, ready to be sent."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Encoded(NamedTuple):
 
     @property
     def flags(self) -> int:
-        """What the server is told about it in one bit each; see `jaxd_protocol.messages.calls`."""
+        """Its properties as bits for the server; see `jaxd_protocol.messages.calls`."""
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
         if running and is_inside():
             flags |= INSIDE

@@ -1,4 +1,4 @@
-"""Whether a thread runs something that a server's program has called back."""
+"""Tracks whether a thread is running a callback of a server's program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 @contextmanager
 def inside() -> Iterator[None]:
-    """Within it, this thread runs what a program has called back."""
+    """A context in which this thread runs a callback."""
     token = _inside.set(True)
     running.append(None)
     try:
@@ -25,5 +25,5 @@ def inside() -> Iterator[None]:
 
 
 def is_inside() -> bool:
-    """Whether this thread, or the one that copied its context from there, is inside of one."""
+    """Whether this thread, or the one whose context it copied, is running a callback."""
     return _inside.get()

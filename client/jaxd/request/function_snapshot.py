@@ -1,4 +1,4 @@
-"""What a function means, as the server will know it, and which such snapshot stands for a call.
+"""Snapshots of functions: fingerprint and code at one moment, and which snapshot a call uses.
 
 A function's globals change while a process runs, so there is one after the other.
 """
@@ -34,7 +34,7 @@ _MAX_KNOWN: Final = 1024
 
 
 class Spec:
-    """A function with options and configuration, by the key that names it on the wire.
+    """A function with options and configuration, named on the wire by its key.
 
     Attributes:
         key: sixteen bytes.
@@ -55,7 +55,7 @@ class Spec:
 
 
 class Identity:
-    """A function as it was when somebody looked at it.
+    """A snapshot of a function: its fingerprint, guards, and packed code.
 
     Attributes:
         name: what people call it.
@@ -64,7 +64,7 @@ class Identity:
         pinned: for a signature that is called with, the identity that stands for such calls.
         forms: skeletons of results that were asked for, by key and arguments.
         installed: which state of the installed packages it was made with; see `upgrades`.
-        is_fresh: whether nobody has looked at it but the call for which it was made.
+        is_fresh: whether only the call for which it was made has used it.
         guards: say whether anything has changed since, as far as that is looked at.
         reader: rebuilds its results, as instances of the classes that it reaches.
         statics: its static arguments.
@@ -124,7 +124,7 @@ class Identity:
 
     @property
     def found(self) -> Fingerprint:
-        """All that the walk has to say."""
+        """The fingerprint as the walk computed it."""
         return self._walked.fingerprint
 
     @property
@@ -164,7 +164,7 @@ class Identity:
         return shipping(self.archives)
 
     def warn(self) -> None:
-        """Says what no key can hold, and what is not shared; for the first identity of a function.
+        """Warns of what no key can hold and what is not shared; for a function's first snapshot.
 
         The warnings point to the code of the user's that calls.
         """
@@ -208,7 +208,7 @@ def _own_objects(name: str, walked: Walked) -> OwnObjects:
 
 
 class Identities:
-    """The identities of one function, one after the other. Thread-safe.
+    """The current snapshot of one function, renewed when the function changes. Thread-safe.
 
     Before each call the last one is asked whether it still holds, which takes microseconds; when
     not, the function is looked at again. What is pinned (large arrays, containers that the

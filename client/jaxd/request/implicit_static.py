@@ -1,4 +1,4 @@
-"""What in an argument jax cannot trace, and whether it may be static without being declared."""
+"""Implicit static arguments: values that jax cannot trace, and which of them may be static."""
 
 from __future__ import annotations
 

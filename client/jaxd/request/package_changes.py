@@ -1,4 +1,4 @@
-"""Packages that are changed on disk while this process runs: keys name what is installed."""
+"""Detects packages that change on disk while this process runs: keys contain their versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Upgrades:
         self._lock = threading.Lock()  # guards count and next_look_s
 
     def look(self) -> None:
-        """Looks for changes, and warns of each.
+        """Checks for changes, and warns of each.
 
         Raises:
             SkewWarning: where the user's filters turn it into an error.

@@ -1,4 +1,4 @@
-"""Objects that are packed once for as long as nothing in them changes, as far as can be told."""
+"""Packing cache: objects that are pickled once, as long as their guards hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_KEPT_BYTES: Final = 1 << 16
 
 
 class Watched(NamedTuple):
-    """What is in an object, and what notices changes of it.
+    """The content hash of an object, and the guards that detect changes of it.
 
     Attributes:
         content: sixteen bytes, the same in every process.
@@ -34,7 +34,7 @@ class Watched(NamedTuple):
 
 
 def watch(value: Any, name: str) -> Watched | None:
-    """None where there are changes that nobody would notice."""
+    """The content and guards of an object; None where guards would not detect every change."""
     try:
         # In a tuple: of an object that can be called, a walk from there sees only what it calls.
         walked = walk((value,), name, archives=current_archives())

@@ -1,4 +1,4 @@
-"""Notices a function that is made persistent anew, and so taken apart, for every call."""
+"""Warns of a function that is made persistent again for every call."""
 
 from __future__ import annotations
 

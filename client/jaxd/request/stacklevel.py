@@ -1,4 +1,4 @@
-"""Where in the user's code a call of ours comes from."""
+"""Finds the stack level of the user's code, for warnings."""
 
 from __future__ import annotations
 

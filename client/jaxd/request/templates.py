@@ -1,4 +1,4 @@
-"""Objects that jax takes apart: their leaves, and a template that the server puts them into.
+"""Pytrees: their leaves, and a template that the server fills with them.
 
 The template is all that is not a leaf: classes, static fields, functions. It is packed once for as
 long as nothing in it changes. Data is compared by content and exact type in each call, everything
@@ -34,7 +34,7 @@ _MAX_ALIKE: Final = 16
 
 
 class Template:
-    """An object without its leaves.
+    """A pytree without its leaves.
 
     Attributes:
         head: what stands in the skeleton ahead of the leaves.

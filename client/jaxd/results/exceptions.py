@@ -1,4 +1,4 @@
-"""Exceptions of a server, as they are raised where its function was called."""
+"""Converts failures of the server to exceptions that are raised at the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process's own objects, as results name them, and which classes a result may be made of.
+"""Resolves references in results to local objects, and the classes that results may contain.
 
 A server may have been taken over, or shared with somebody who runs code in it. So what it names is
 looked up in tables of what this process's own function and arguments brought, never in a module:
@@ -46,7 +46,7 @@ _known: WeakValueDictionary[bytes, OwnObjects] = WeakValueDictionary()
 
 
 class RemoteObject:
-    """A part of a result that is no data and that this process has no equal of.
+    """An object in a result that exists only on the server.
 
     It can be passed back to the same server, alone or inside of another argument, and becomes the
     object again there. The server keeps the last few thousand of them, and none when it starts
@@ -87,7 +87,7 @@ class RemoteObject:
 
 
 class OwnObjects:
-    """What one function's results can be made of. Safe from any thread.
+    """The local objects and classes that results of one function may refer to. Thread-safe.
 
     Args:
         function: what people call the function.

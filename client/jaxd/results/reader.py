@@ -1,4 +1,4 @@
-"""From what came home to what the caller gets."""
+"""Decodes replies into results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_LAYOUTS = 1024
 
 
 def unreadable() -> ProtocolError:
-    """What a reply is that has another form than replies have."""
+    """The error for a malformed reply."""
     return ProtocolError(
         "the server's reply to a call cannot be read. Install the same jaxd on both sides."
     )
@@ -42,7 +42,7 @@ def checked(reply: Any) -> tuple[Any, ...]:
 
 
 class Home(NamedTuple):
-    """What of a result came home.
+    """The leaves of a result whose data came with the reply.
 
     Attributes:
         blob, buffers: see `jaxd_protocol.pytree`.

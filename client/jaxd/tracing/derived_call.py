@@ -1,4 +1,4 @@
-"""A call with tracers among its arguments, and what jax derives of it."""
+"""A traced call, and the calls that jax derives from it: batched, differentiated, transposed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CallOutline:
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """What one step of jax's asks for: the call itself, or what is derived of it.
+    """The call itself, or one derived from it by jax's transformations.
 
     Attributes:
         outline: the call that the program makes.

@@ -1,4 +1,4 @@
-"""For servers that take no code: a function is traced here, and its program sent.
+"""Exports functions for servers that accept no code: traced here, sent as programs.
 
 A server that was started with `--accept exported` opens nothing that could be code. What it gets
 is what `jax.export` writes, for each kind of arguments, and flat lists of arrays.
@@ -36,7 +36,7 @@ _making: Final = threading.Lock()  # guards the table; what is made twice at onc
 
 
 class Exported:
-    """A program that was made of a function; it stands where a caller wants a `Spec`.
+    """A program exported from a function; used in place of a `Spec`.
 
     Attributes:
         key, identity, options, statics: as those of a `Spec`.

@@ -1,4 +1,4 @@
-"""The exception of a call that jax made from a program of its own, and has put into another one."""
+"""The last exception of a call made from inside the client's own `jax.jit`, unwrapped."""
 
 from __future__ import annotations
 

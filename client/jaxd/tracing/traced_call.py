@@ -1,4 +1,4 @@
-"""What happens when a tracer reaches a persistent function: the call becomes part of the program.
+"""Calls with tracers: the call becomes an operation of the program that jax traces.
 
 The form of its result is asked for, once; then jax gets the call as an operation of its own, whose
 rules ask the server for derivatives and mapped calls.
@@ -132,7 +132,7 @@ def _lasting(spec: Spec) -> Spec:
 
 
 class _Taken(NamedTuple):
-    """A leaf that is an input.
+    """A leaf that is an input of the traced call.
 
     Attributes:
         array: what jax is given.
@@ -177,7 +177,7 @@ def _stands_for(array: Any) -> Any:
 
 
 class _Form(NamedTuple):
-    """What a result looks like.
+    """The layout of a traced call's result.
 
     Attributes:
         layout: how it is put together.

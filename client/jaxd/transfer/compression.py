@@ -1,4 +1,4 @@
-"""Makes arrays smaller before they are sent, where the user wants it and it pays."""
+"""Compresses arrays before they are sent, where the user allows it and it saves time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of numpy that were sent before, told by what is in them, over networks.
+"""Content cache: numpy arrays that the server has already, recognized by their hash; for networks.
 
 These can be written to, so they are hashed on each call. The server holds what it was sent under
 its hash, also for later processes of the same user; it is asked once whether it has something.
@@ -27,7 +27,7 @@ Ask = Callable[[bytes, bytes], bytes]
 
 
 class Contents:
-    """What one session knows of the contents that the server holds. Thread-safe.
+    """The contents that the server is known to hold, for one session. Thread-safe.
 
     Args:
         copies: of the session.

@@ -1,4 +1,4 @@
-"""What a session has sent before, and need not send again."""
+"""Deduplication: data that a session sent before is not sent again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Data(Protocol):
 
 
 class Spared:
-    """What a call need not send, or not as it is.
+    """The data that a call need not send, or sends compressed.
 
     Attributes:
         rows: where that data lies.
@@ -88,7 +88,7 @@ class Spared:
 
 
 class SentBefore:
-    """What one session has sent. Thread-safe.
+    """Deduplicates the data of one session's calls. Thread-safe.
 
     Args:
         drops: tells the server what it need not keep any more.
@@ -151,7 +151,7 @@ class SentBefore:
                 spared.packed[owner] = packed
 
     def _look_inside(self, contents: Contents, spared: Spared, call: Data, ask: Ask) -> None:
-        """Spares arrays by what is in them."""
+        """Plans arrays by their content hash."""
         settled = {-1, *(row.leaf for row in spared.rows)}
         data = {
             owner: data

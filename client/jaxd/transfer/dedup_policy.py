@@ -1,4 +1,4 @@
-"""Whether it pays to hash what is to be sent, from what it cost and brought so far."""
+"""Decides whether data is hashed before it is sent, from measured throughput and hit rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TELLING_BYTES: Final = 1 << 20
 
 
 class Worth:
-    """Watches throughput and hits. Races between threads only cost a little accuracy.
+    """Measures throughput and hits. Races between threads only cost a little accuracy.
 
     Args:
         is_near: whether the link is taken for a fast one until a few calls have shown what it is.

@@ -1,4 +1,4 @@
-"""Arrays of jax that were sent before: they cannot have changed, so they need not be sent again.
+"""Cache of jax arrays that were sent before: they are immutable, so they are not sent again.
 
 An array that is sent a second time is kept by the server; from the third time on it is not sent.
 """
@@ -20,7 +20,7 @@ SMALLEST_BYTES: Final = 1 << 16
 
 
 class _Seen(weakref.ref[Any]):
-    """An array, as long as somebody else holds it, and its copy on the server, if any."""
+    """A weak reference to an array, with its copy on the server, if any."""
 
     __slots__ = ("copy", "key")
 
@@ -30,7 +30,7 @@ class _Seen(weakref.ref[Any]):
 
 
 class SeenArrays:
-    """The arrays of jax that one session has sent. Thread-safe.
+    """The jax arrays that one session has sent. Thread-safe.
 
     Args:
         copies: of the session.

@@ -1,4 +1,4 @@
-"""Values that nobody here holds any more: told to the server along with calls, or soon after."""
+"""Releases values that this process no longer holds: with the next call, or soon after."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 
 _MAX_TOLD: Final = 4096
 _BATCH_S: Final = 0.05
-"""How long what goes may wait for a call that takes the news along."""
+"""How long ids may wait for a call that takes them along."""
 
 
 class Drops:
-    """Collects ids of values. Thread-safe.
+    """A queue of ids of values to release. Thread-safe.
 
     Args:
         tell: sends the ids to the server by themselves; False when nobody is there any more.
@@ -36,7 +36,7 @@ class Drops:
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
 
     def add(self, id: int) -> None:  # noqa: A002
-        """Takes note of one. From any thread, and in a garbage collection: nothing is locked."""
+        """Adds one. Takes no lock: may be called from any thread and during garbage collection."""
         self._gone.append(id)
         self._awake()
 
@@ -46,17 +46,17 @@ class Drops:
             self._wake.put(True)  # written in C: a collection in between does no harm
 
     def take(self) -> bytes:
-        """What to tell the server along with a call."""
+        """The ids to send with a call; removes them from the queue."""
         return pack_ids(self._drain()) if self._gone else b""
 
     def put_back(self, ids: bytes) -> None:
-        """These could not be told: they go with the next call, or with what goes next."""
+        """Puts ids back that could not be sent."""
         self._gone.extend(unpack_ids(ids))
         if threading.current_thread() is not self._thread:  # which would only try again at once
             self._awake()
 
     def start(self) -> None:
-        """From now on, what no call takes along is told all the same; while one is connected."""
+        """Starts the thread that sends ids which no call takes along, while connected."""
         if self._thread is not None:
             return
         with self._lock:
@@ -75,12 +75,12 @@ class Drops:
             self._wake, self._is_awake, self._thread = wake, False, thread
 
     def retry(self) -> None:
-        """Tells what could not be told before."""
+        """Sends again what could not be sent before."""
         if self._gone:
             self._awake()
 
     def stop(self) -> None:
-        """The connection was closed: nothing is told without a call until there is another one."""
+        """Stops the sending thread, until there is another connection."""
         with self._lock:
             self._is_stopped = True
             thread, self._thread = self._thread, None
@@ -102,7 +102,7 @@ class Drops:
         return found
 
     def again(self) -> None:
-        """There is another connection; what was told over the last one is told once more.
+        """Sends the ids of the last connection once more over a new one.
 
         To let go of a value twice does no harm: no id is used twice.
         """

@@ -1,4 +1,4 @@
-"""How the large arrays of a call travel: through shared memory, or not at all, or in the message.
+"""Chooses how large arrays are transferred: in shared memory, deduplicated, or in the message.
 
 Through memory that is shared with a server on the same machine, from 256 kB on. Not at all when
 they are jax arrays that the server was sent before: these cannot have changed.
@@ -50,7 +50,7 @@ class BlockPeer(Protocol):
 
 
 class Load(NamedTuple):
-    """The data of a call, loaded onto its ways.
+    """The transfer of one call's data.
 
     Attributes:
         rows: where the data lies that is not in the message.
@@ -104,7 +104,7 @@ class Load(NamedTuple):
 
 
 class Routes:
-    """Chooses the ways for the calls of one caller. Thread-safe.
+    """Prepares the transfers of one caller. Thread-safe.
 
     Args:
         pool: memory to share; by default that of this process.
@@ -130,7 +130,7 @@ class Routes:
         copied: bool = False,
         deadline: float | None = None,
     ) -> Load:
-        """Loads the data of a call, and has the connection know the blocks in which it lies.
+        """Prepares the transfer of a call's data, and announces its blocks to the peer.
 
         Args:
             call: its data.

@@ -1,4 +1,4 @@
-"""Data of this process that a server keeps a copy of, so that it is sent once.
+"""Copies of client data that the server keeps, so that the data is sent once.
 
 A copy is a value of the session under an id of our own choice. It begins on its way; once a reply
 has said that it is there, calls refer to it.
@@ -19,7 +19,7 @@ _LIMIT_BYTES: Final = 1 << 30
 
 
 class Copy:
-    """One of them.
+    """A copy on the server.
 
     Attributes:
         id: its name on the server.
@@ -100,7 +100,7 @@ class Copies:
                     copy.is_there = copy.id in self._copies
 
     def drop_lost(self, used: Iterable[Copy]) -> None:
-        """Has the server let go of what a call has brought that had been settled before that."""
+        """Has the server release what a call brought after it was completed without a result."""
         for copy in used:
             if not copy.is_there:
                 self._drops.add(copy.id)

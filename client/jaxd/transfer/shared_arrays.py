@@ -1,4 +1,4 @@
-"""numpy arrays that lie in blocks: a server on the same machine takes them without a copy."""
+"""numpy arrays in shared memory: a server on the same machine reads them without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORTH_BYTES: Final = 1 << 16
 
 
 class Room(NamedTuple):
-    """Block and offset of each array, in one list; their data; the block, held by these views."""
+    """Shared memory into which the server writes arrays: their positions, views, and the block."""
 
     places: Sequence[int]
     data: Sequence[memoryview]

@@ -1,4 +1,4 @@
-"""Blocks: memory of this process that a server on the same machine can use as well.
+"""Shared memory blocks of this process, which a server on the same machine can map.
 
 A block is one file in memory, mapped here once and used again and again, because touching new
 memory takes longer than copying. The server is given the file's descriptor once for each
@@ -38,7 +38,7 @@ IDLE_S: Final = 60.0
 
 
 class Block:
-    """Memory that both ends can use. The pool makes it.
+    """A block of shared memory with a reference count. Made by the pool.
 
     Attributes:
         number: what it is called on every connection of this process.
@@ -70,11 +70,11 @@ class Block:
             os.close(self.descriptor)
 
     def hold(self) -> None:
-        """Takes one more share; somebody has one already."""
+        """Adds a reference; the caller or somebody else already has one."""
         self._pool.share(self)
 
     def release(self) -> None:
-        """Gives one share back. Never waits, so that it may be called at any time."""
+        """Releases one reference. Never blocks, so it may be called at any time."""
         self._pool.give_back(self)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -96,7 +96,7 @@ Place = tuple[Block, int]
 
 
 class _Told:
-    """What one connection knows."""
+    """The blocks that the peer of one connection has mapped."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
@@ -127,7 +127,7 @@ class Pool:
         self._given_back: deque[Block] = deque()  # one entry for each share
 
     def on_fork(self) -> None:
-        """A child has the blocks that are in use now, and must never see other data in them."""
+        """Marks blocks in use: a forked child maps them, and must never see other data there."""
         # without the lock, which this very thread may hold; list() is one step
         for block in list(self._blocks.values()):
             if block.shares:
@@ -220,7 +220,7 @@ class Pool:
     # the lock is held -------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Takes back what was given back, and lets go of what nobody needs."""
+        """Processes released references, and frees blocks that were idle for too long."""
         now = time.monotonic()
         while self._given_back:
             block = self._given_back.popleft()

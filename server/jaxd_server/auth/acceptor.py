@@ -1,4 +1,4 @@
-"""rpyc's server over a listener that the host opened: accept, authenticate, and tell of it.
+"""Accepts and authenticates connections: rpyc's server over a listener that the host opened.
 
 One of the doors to rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
 `_accept_method`, and on the attributes that `Server.__init__` would have set. Imports no jax: what
@@ -38,14 +38,14 @@ _LINES_AT_ONCE = 100
 
 
 class Admits(Protocol):
-    """Who decides about those that come: a `Doorman`, or an `Usher` where one has decided."""
+    """Authenticates peers: an `Authenticator`, or a `HandoverReceiver` behind a gateway."""
 
     def admit(self, sock: socket.socket) -> Admitted:
         """Lets one peer in, or raises."""
 
 
 class Reception(ThreadedServer):  # type: ignore[misc]
-    """Receives the peers of one listener, a thread for each.
+    """Accepts the peers of one listener, with a thread for each.
 
     The listening socket is shared with the host and with the process that comes after this one:
     it is never shut down here, only closed.
@@ -131,7 +131,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
             self._is_stopped(timeout_s=_RETRY_S)
 
     def _turn_away(self, sock: socket.socket, why: str) -> None:
-        """Tells a peer for which there is no thread to come again."""
+        """Refuses a peer for which there is no thread, and asks it to connect later."""
         line = None if self._address.kind == "tls" else sock
         turn_away(sock, line, Busy(f"{why} Come again in a moment.", _RETRY_S))
         sock.close()
@@ -165,7 +165,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
                 admitted.line.close()
 
     def _serve_client(self, admitted: Admitted) -> None:
-        """What becomes of somebody who was let in; returns when that is over."""
+        """Serves an authenticated client; returns when its connection ends."""
         raise NotImplementedError
 
     def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:

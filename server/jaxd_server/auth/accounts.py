@@ -1,4 +1,4 @@
-"""Who may come over TCP and TLS at this moment: tokens are read again whenever they change."""
+"""The tokens that are valid over TCP and TLS; their files are read again when they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in: settled on the plain socket, before anything that was sent is unpickled."""
+"""Authenticates peers on the plain socket, before anything that they sent is unpickled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GREETING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A peer that was let in.
+    """A peer that was authenticated.
 
     Attributes:
         line: what to speak with it over: the socket, or TLS on it.
@@ -67,7 +67,7 @@ def wrong_tokens() -> Allowance:
 
 
 class Doorman:
-    """Admits or refuses the peers of one listener.
+    """Authenticates the peers of one listener.
 
     Args:
         address: what the listener listens on.
@@ -281,7 +281,7 @@ def _place_of(sock: socket.socket) -> str:
 
 
 class Doormen:
-    """Who lets clients in, as a server's options say.
+    """Makes authenticators, as a server's options say.
 
     All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
     gains nothing by trying one listener after the other.

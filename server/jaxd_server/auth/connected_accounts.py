@@ -1,4 +1,4 @@
-"""Who is here with an account, so that those can be shown out who may not stay."""
+"""The open connections of accounts, so that those of revoked accounts can be closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARED: Final = (
 
 
 class Visitors:
-    """The open connections that came in with an account. Thread-safe.
+    """The open connections of accounts. Thread-safe.
 
     Args:
         accounts: those that are good now; None: nobody is ever shown out.
@@ -72,7 +72,7 @@ class Visitors:
                 del self._here[sock]
 
     def look(self) -> None:
-        """Shows those out whose token was taken away; to be called often."""
+        """Closes connections whose account was revoked; to be called often."""
         if self._accounts is None or not self._accounts.have_changed():
             return
         with self._lock:

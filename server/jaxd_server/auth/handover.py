@@ -1,4 +1,4 @@
-"""A client that was let in, from the door to the worker that is to serve it.
+"""Passes the connection of an authenticated client from the gateway to its worker.
 
 A connection in plain text goes over itself, as a descriptor, with what its handshake has settled.
 One with TLS cannot: its keys are in the door's memory. There the line between door and worker
@@ -49,7 +49,7 @@ def hand_over(path: str, admitted: Admitted) -> socket.socket:
 
 
 class Usher:
-    """Takes over clients that the door has let in: what a worker has in place of a doorman.
+    """Receives clients that the gateway has authenticated; the authenticator of a worker behind it.
 
     Args:
         principal: whose worker this is; nobody else comes in.
@@ -66,7 +66,7 @@ class Usher:
             EOFError, OSError: when the door has gone.
         """
         if peer_uid(sock) not in (None, 0, os.getuid()):
-            raise ProtocolError("only the server's own door hands over clients.")
+            raise ProtocolError("only the server's own gateway hands over clients.")
         sock.settimeout(GREETING_S)
         line, message = _receive(sock)
         try:
@@ -124,7 +124,7 @@ def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 def _message_on(sock: socket.socket, head: bytes) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(head + _exactly(sock, _LENGTH.size - len(head)))
     if length > _MOST_BYTES:
-        raise ProtocolError(f"a door says nothing of {length} bytes.")
+        raise ProtocolError(f"a gateway sends no message of {length} bytes.")
     message: dict[str, Any] = json.loads(_exactly(sock, length))
     return message
 
@@ -132,5 +132,5 @@ def _message_on(sock: socket.socket, head: bytes) -> dict[str, Any]:
 def _exactly(sock: socket.socket, count: int) -> bytes:
     data = sock.recv(count, socket.MSG_WAITALL) if count else b""
     if len(data) < count:
-        raise EOFError("the door hung up")
+        raise EOFError("the gateway closed the connection")
     return data

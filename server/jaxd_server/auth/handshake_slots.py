@@ -1,4 +1,4 @@
-"""Peers that have not proved who they are: so many places, and who loses one when all are taken.
+"""Slots for peers that are not authenticated yet; when all are taken, one of them is evicted.
 
 Nothing is known of a stranger but its address, so an attacker cannot be told from a slow client.
 What can be told is who costs most: a place is taken from the address that has the most of them,
@@ -40,7 +40,7 @@ _ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
 
 
 class Stranger:
-    """A peer that is shaking hands.
+    """A peer that is not authenticated yet.
 
     Args:
         sock: its connection.
@@ -80,7 +80,7 @@ class Stranger:
 
 
 class Strangers:
-    """The peers that shake hands on one listener. Thread-safe.
+    """The handshakes in progress on one listener. Thread-safe.
 
     Args:
         most: places.
@@ -143,7 +143,7 @@ class Strangers:
             return True
 
     def _who_gives_way(self, newcomer: Stranger) -> Stranger | None:
-        """Whose place it gets; None: nobody's. The lock is held."""
+        """The peer that is evicted for it; None: no one. The lock is held."""
         places = Counter(one.place for one in (*self._here, newcomer))
         most = max(places.values())
         crowd = [one for one in self._here if places[one.place] == most]

@@ -1,4 +1,4 @@
-"""What a server that speaks TLS needs, and the line to type where its clients are.
+"""Prepares TLS for a server, and prints the line that clients need to connect.
 
 For the certificate that a server makes for itself, when it is given none, nobody vouches: clients
 know it by its fingerprint, which stands in the address that the server prints. Key and certificate
@@ -106,7 +106,7 @@ _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
 
 
 class Tls(NamedTuple):
-    """With what clients over TLS are accepted.
+    """The TLS settings of a listener.
 
     Attributes:
         context: has the certificate and its key.

@@ -1,4 +1,4 @@
-"""What outlives the server: small files that are checked before they are believed."""
+"""Files that outlive the server, and that are verified before they are used."""
 
 from __future__ import annotations
 

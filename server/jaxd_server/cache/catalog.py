@@ -1,4 +1,4 @@
-"""What is kept in a cache folder, for people. Nothing that is kept is run or unpickled."""
+"""Lists what is in a cache folder, for people. Nothing that is kept is run or unpickled."""
 
 from __future__ import annotations
 

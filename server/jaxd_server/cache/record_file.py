@@ -1,4 +1,4 @@
-"""One record as one file: whole, unchanged and of the right name, or not believed at all.
+"""One record as one file: complete, unchanged and of the right name, or it is rejected.
 
     magic, format, length of the header | digest of these and the header | header | payload
 

@@ -1,4 +1,4 @@
-"""What lies in a cache folder, file by file, and how much that is."""
+"""The files in a cache folder, and their size."""
 
 from __future__ import annotations
 

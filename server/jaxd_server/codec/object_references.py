@@ -28,7 +28,7 @@ _DATA: Final = frozenset({bool, bytes, complex, dict, float, int, list, set, str
 
 
 class Homes:
-    """The objects of the functions that arrived last. Safe from any thread.
+    """The objects of the functions that were received last. Safe from any thread.
 
     Args:
         limit: of how many functions.

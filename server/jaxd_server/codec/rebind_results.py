@@ -1,4 +1,4 @@
-"""Result forms of another process of this server, made at home in this one.
+"""Result layouts from the tracer process, with references rebound to the objects of this process.
 
 A reference in a result carries a token by which its maker finds the object again. In a form that
 was read from disk, or that a tracer sent, the maker is another process. So it gets a token of this

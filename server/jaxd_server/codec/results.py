@@ -1,4 +1,4 @@
-"""How the results of an executable travel: their structure is known, only the data is new.
+"""How the results of an executable are sent: their structure is known, only the data is new.
 
 And what of a result stays on the server, and what of it comes home as well.
 """
@@ -202,7 +202,7 @@ def _flat(data: Any) -> memoryview:
 
 
 class Staying(NamedTuple):
-    """What of a result stays on the server.
+    """The leaves of a result that stay on the server.
 
     Attributes:
         kept: number and bytes of each leaf that stays.

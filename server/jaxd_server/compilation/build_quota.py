@@ -13,7 +13,7 @@ _HOUR_S: Final = 3600.0
 
 
 class BuildQuota:
-    """An account of seconds for each principal, which fills again by and by. Thread-safe.
+    """A token bucket of build seconds for each principal. Thread-safe.
 
     A build is not interrupted: the last one may take a principal below nothing, and it waits the
     longer.

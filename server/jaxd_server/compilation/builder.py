@@ -1,4 +1,4 @@
-"""Makes the executable that a call needs: from disk if it is there, else by tracing.
+"""Builds the executable that a call needs: loads it from disk, or traces and compiles.
 
 What comes out of tracing is compiled only when no other function has the same program.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A new executable, and how it was come by.
+    """A new executable, and how it was obtained.
 
     Attributes:
         executable: what answers such calls from now on.
@@ -50,7 +50,7 @@ class Made(NamedTuple):
 
 
 class Maker:
-    """Makes executables. Safe from any thread; that each is made once is its caller's concern.
+    """Builds executables. Safe from any thread; its caller sees to it that each is built once.
 
     Args:
         functions: where the code comes from when it is needed.

@@ -1,4 +1,4 @@
-"""Programs on other devices than the one that they were compiled for: nothing is compiled again."""
+"""Moves programs to other devices than those that they were compiled for, without compiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executable takes, and what it would cost to have it again: what its fate depends on."""
+"""What an executable occupies and what rebuilding it would cost: the input of eviction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOADING: Final = 0.3
 
 
 class Appraisal:
-    """Looks at executables for those who choose which of them go.
+    """Makes the entries from which victims of eviction are chosen.
 
     Args:
         is_kept: whether an executable is on disk as well, and so is cheap to have again.

@@ -42,7 +42,7 @@ _MOST: Final = 10_000
 
 
 class Kin:
-    """The keys that were called, of each function. Thread-safe."""
+    """The keys of each function, for all devices. Thread-safe."""
 
     def __init__(self) -> None:
         self._keys = BoundedDict[bytes, set[bytes]](_MOST)

@@ -13,7 +13,7 @@ from jaxd_server.runtime.threads.cancellation import EVER, Interest
 
 
 class Elsewhere(Exception):
-    """The arrays of a call do not lie where those of its plan did."""
+    """The arrays of a call are on other devices than those of its plan."""
 
 
 class Seat(NamedTuple):

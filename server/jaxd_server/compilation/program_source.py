@@ -1,4 +1,4 @@
-"""Where programs come from: what is in memory, what lies on disk, another device, and XLA."""
+"""Where programs come from: memory, disk, another device, or the compiler."""
 
 from __future__ import annotations
 

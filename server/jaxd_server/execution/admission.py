@@ -1,4 +1,4 @@
-"""May this call run now? The doors close when the server drains, and for a call that runs alone."""
+"""Admits calls to execution: none while the server drains, one at a time for exclusive calls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ALONE_S: Final = 10.0
 
 
 class Admission:
-    """Counts running calls and closes the doors. Thread-safe.
+    """Counts running calls and admits new ones. Thread-safe.
 
     Args:
         patience_s, alone_s: see `PATIENCE_S` and `ALONE_S`.
@@ -73,7 +73,7 @@ class Admission:
         self._suspects: list[object] = []  # the first one runs, or is next
         self._bar_until = 0.0
         self._on_company: Callable[[], None] | None = None  # of the one that runs alone
-        self._barred = False  # whether anything of this is of interest to others
+        self._barred = False  # whether anything of this concerns others
 
     @property
     def draining(self) -> bool:

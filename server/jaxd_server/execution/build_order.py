@@ -1,4 +1,4 @@
-"""How one call comes by its executable when there is none for it yet."""
+"""How one call obtains its executable when there is none yet: from disk, or by a build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxd_server.runtime.events import OutputOnce
 
 
 class Commission:
-    """What `Executables.obtain` asks of one call; to be used once.
+    """The build callbacks of one call for `Executables.obtain`; to be used once.
 
     Args:
         maker: makes executables.

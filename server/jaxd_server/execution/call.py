@@ -52,7 +52,7 @@ class Client:
         id: names its session, and is hard to guess: who knows it may resume it.
         principal: who it is allowed to be, such as `uid:1000`.
         device: the index of the one that its calls run on, unless their function says another.
-        met: serial numbers of the executables that it has used.
+        met: serial numbers of the executables that its calls have used.
         counts: what is counted for its principal; None: only for all.
     """
 

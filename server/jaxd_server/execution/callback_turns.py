@@ -1,4 +1,4 @@
-"""Programs that call back for an effect run one at a time, so that it is known for whom they do.
+"""Serializes programs with effectful callbacks, so that each callback finds the call it belongs to.
 
 XLA calls back in threads of its own, which say nothing of the call that they belong to: that one is
 the one whose turn it is.
@@ -21,7 +21,7 @@ from jaxd_server.user_code.output import Voice, forget_caller, give_the_floor, n
 
 
 class Turns:
-    """Who runs a program that calls back. Thread-safe."""
+    """Serializes runs that call back. Thread-safe."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # held by the call whose turn it is

@@ -1,4 +1,4 @@
-"""Calls that could end this worker: written down before they run, and run alone or not at all."""
+"""Calls that could crash this worker: recorded before they run, and run alone or refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Suspect:
 
 
 class Suspects:
-    """Decides which calls are run alone, and which not at all. Thread-safe.
+    """Decides which calls run alone, and which are refused. Thread-safe.
 
     Args:
         rows: what `Quarantine.for_worker` says.
@@ -125,11 +125,11 @@ def _lost(name: str, suspect: _Suspect) -> WorkerLost:
 
 
 class Suspected(Exception):
-    """A call that was admitted among others has to run alone."""
+    """A call that was admitted beside others has to run alone."""
 
 
 class Precautions:
-    """Admits the calls of which not all is known. Thread-safe.
+    """Admits calls whose function may crash the worker. Thread-safe.
 
     Args:
         admission: where they are counted.

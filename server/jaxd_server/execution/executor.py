@@ -21,7 +21,7 @@ class BrokenProgram(Exception):
 
 
 class Execution:
-    """Has the device run what a call wants, once more where room could be made. Thread-safe.
+    """Runs programs on the device, once more where memory could be freed. Thread-safe.
 
     Args:
         functions: where a function is found whose result is not a number.

@@ -1,4 +1,4 @@
-"""When the device has no room: makes some and tries once more.
+"""Handles a lack of memory: frees some and tries once more.
 
 Runs that take much of the machine's memory run side by side only where there is room for all.
 """
@@ -31,7 +31,7 @@ _ADVICE = "Use smaller arguments, split the call, or free what other clients hol
 
 
 class Shortage:
-    """What is done about RESOURCE_EXHAUSTED.
+    """Handles RESOURCE_EXHAUSTED.
 
     Args:
         reclaimer: makes room.
@@ -144,7 +144,7 @@ def _first_line(text: str) -> str:
 
 
 class LargeRuns:
-    """Those under way. Thread-safe.
+    """The reservations of runs in progress. Thread-safe.
 
     What one of them has taken so far nobody knows, so each counts in full until it is done. What
     waits does so for the device alone: nobody waits for a run that calls back, which may itself

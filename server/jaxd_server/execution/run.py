@@ -103,7 +103,7 @@ class Run:
         self.give_up()
 
     def _announce(self) -> None:
-        """Tells runs that are not delivered that this one takes what they return."""
+        """Registers this run as consumer of results of runs that are not delivered."""
         if self.call.holdings is None:
             return
         values = self.call.holdings.own.values

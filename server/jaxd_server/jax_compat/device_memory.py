@@ -1,4 +1,4 @@
-"""What there is of the device's memory, and how much is in use."""
+"""The device's memory: its size, and how much is in use."""
 
 from __future__ import annotations
 

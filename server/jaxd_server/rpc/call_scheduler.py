@@ -1,4 +1,4 @@
-"""What becomes of a call that has arrived: who answers it, and when.
+"""Schedules the calls of one connection: which thread runs each of them, and when.
 
 The thread that has read it, when that takes no time; the lane of its session, when it works on
 values; else one of the threads for calls that run, or a thread of its own while it is built.

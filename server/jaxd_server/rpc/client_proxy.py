@@ -1,4 +1,4 @@
-"""A connection's client, as those see it who answer a call of it: asked, and told."""
+"""A connection's client, as the code that answers its calls uses it: questions and events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Peer(Protocol):
 
 
 class Asking:
-    """A source of functions and a listener to events.
+    """A source of functions, and a listener to events of one call.
 
     Args:
         connection: where the client is.
@@ -118,7 +118,7 @@ QUESTION_S: Final = 120.0
 
 
 class Questions:
-    """The open questions of one connection. Thread-safe: each step on the dict is atomic."""
+    """The unanswered questions of one connection. Thread-safe: each step on the dict is atomic."""
 
     def __init__(self) -> None:
         self._open: dict[int, Future[tuple[Value, Frame]]] = {}

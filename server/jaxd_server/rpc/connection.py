@@ -1,4 +1,4 @@
-"""One client's connection: reads its messages, runs or hands on its calls, asks it things."""
+"""One client's connection: reads messages, schedules calls, sends questions to the client."""
 
 from __future__ import annotations
 

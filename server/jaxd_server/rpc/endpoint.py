@@ -1,4 +1,4 @@
-"""A reception whose clients have their calls answered in this process."""
+"""An acceptor whose clients have their calls answered in this process."""
 
 from __future__ import annotations
 

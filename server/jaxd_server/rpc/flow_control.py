@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 5.0
 
 
 class Budget:
-    """The calls of all connections and the bytes of their messages. Thread-safe.
+    """Bounds open calls, and the bytes of their messages, of all connections. Thread-safe.
 
     Args:
         limit: bytes, over all connections.
@@ -67,7 +67,7 @@ class Budget:
 
 
 class Share:
-    """One connection's part of the budget.
+    """One connection's share of the budget.
 
     Args:
         budget: the common one.

@@ -1,4 +1,4 @@
-"""The calls of one connection that other threads than its reader answer: each is answered once.
+"""The calls of one connection that are in flight in other threads: each is answered once.
 
 That is by the thread that works on it, or before that, when nobody waits for it any more: its
 client has said so, its `timeout_s` has passed, or the server's own `--max-call-s`.
@@ -24,7 +24,7 @@ Send = Callable[[Reply, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for the calls of all connections.
+    """Limits and callbacks for the calls of all connections.
 
     Attributes:
         max_s: seconds that a call may run; 0: any number.
@@ -38,7 +38,7 @@ class Terms:
 
 
 class OpenCall:
-    """One of them. Thread-safe.
+    """A call in flight. Thread-safe.
 
     Args:
         call: the request.
@@ -52,7 +52,7 @@ class OpenCall:
     Attributes:
         settle: what takes its reply when nobody waits for it any more.
         withdraw: takes it out of where it waits, if it does; whether it did.
-        interest: in the call.
+        interest: the cancel token of the call.
         has_begun: whether a thread works on it, or has.
         is_in_order: whether it is one of its session's calls on values.
         deliverer: the thread that has waited for the device, for this client alone.
@@ -102,7 +102,7 @@ class OpenCall:
         return None
 
     def done(self) -> None:
-        """No thread works on it any more, or will."""
+        """Marks that no thread works on the call any more, or will."""
         with self._lock:
             was_done, self._is_done = self._is_done, True
             is_late = self._is_answered
@@ -128,7 +128,7 @@ class OpenCall:
         send(reply, nbytes)
 
     def forget(self) -> None:
-        """It is not answered by anybody."""
+        """Closes the call without an answer."""
         with self._lock:
             self._is_answered = self._is_done = True
         self._over()
@@ -260,7 +260,7 @@ class OpenCalls:
 
 
 def in_phase(one: OpenCall, phase: Phase, work: Callable[[], Reply]) -> None:
-    """Has a thread that took a call answer it."""
+    """Runs a call in this thread and answers it."""
     reply = one.begin(phase) or work()
     one.done()
     one.answer(reply)

@@ -1,4 +1,4 @@
-"""The calls of one session on its values, in the order in which they arrived.
+"""The queue of the calls of one session on its values, in the order in which they arrived.
 
 The next one is dispatched while the device still works on the last, as in a process of its own.
 A call that is started in no time is started by whichever thread sees first that it may be: the one
@@ -53,7 +53,7 @@ _LET_GO: Final[Reply] = (
 
 
 class Remembered:
-    """What became of the last calls of a session, by their numbers. Thread-safe."""
+    """The replies to the last calls of a session, by number. Thread-safe."""
 
     def __init__(self) -> None:
         self._replies: dict[int, Reply] = {}
@@ -89,7 +89,7 @@ class Remembered:
         return partial(send, reply)
 
     def answer(self, number: int, reply: Reply) -> None:
-        """A call is done: has its reply sent to all who asked, and remembers it.
+        """Completes a call: sends its reply to all who asked, and keeps it.
 
         One that lost its client before it could run is no longer known, or begins anew for who has
         sent it again.
@@ -158,7 +158,7 @@ class _Job(NamedTuple):
 
 
 class Lane:
-    """Starts calls in order, and has each reply sent when its call is done. Thread-safe."""
+    """Starts calls in order, and sends each reply when its call is done. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Call | _Job] = deque()

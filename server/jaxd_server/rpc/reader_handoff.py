@@ -1,4 +1,4 @@
-"""Who reads a connection: the thread that runs the calls, as long as they are short.
+"""The right to read a connection, and its handoff to another thread when a call takes long.
 
 A thread that reads a warm call runs it itself: handing it to another thread would cost more than
 everything else together. While it runs, nobody reads. For a call that takes longer than it used
@@ -18,7 +18,7 @@ _DOZE_S = 0.25
 
 
 class Readership:
-    """The right to read one connection; exactly one thread holds it.
+    """The right to read one connection; exactly one thread has it.
 
     Args:
         read_one: reads and handles one message; raises EOFError at the end.
@@ -73,7 +73,7 @@ class Readership:
 
 
 class Sentry:
-    """Looks after all readerships of the worker; sleeps while no calls run."""
+    """Replaces readers that are stuck in a call; sleeps while no calls run."""
 
     def __init__(self) -> None:
         self._watched: set[Readership] = set()

@@ -1,4 +1,4 @@
-"""What is sent to one client: replies, and what its calls say, in turn.
+"""The send queue of one client: replies and the output of its calls, in order.
 
 A send waits for as long as the client likes, and a client that does not read keeps nobody but
 itself: what others than its own threads send goes through a line of its own.
@@ -33,7 +33,7 @@ _PATIENCE_S: Final = 30.0
 
 
 class Outbox:
-    """Thread-safe.
+    """Sends replies and events to one client, in order. Thread-safe.
 
     Args:
         connection: to the client.

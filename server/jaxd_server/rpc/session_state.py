@@ -1,4 +1,4 @@
-"""What one connection has of its session: values, shared memory, and calls on them in order."""
+"""The state of a session as one connection uses it: values, shared memory, and ordered calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxd_server.values.store import Values
 
 
 class Belongings:
-    """Values and blocks of one connection. For its reading thread.
+    """Values and shared blocks of one connection. For its reading thread.
 
     Args:
         session: whose connection it is.

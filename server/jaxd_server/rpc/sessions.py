@@ -40,7 +40,7 @@ class Cancellable(Protocol):
 
 
 class UnansweredCalls:
-    """The calls of a session that were under way when their connection ended. Thread-safe.
+    """The calls of a session that were running when their connection ended. Thread-safe.
 
     Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
     comes back repeats what it still wants, and that joins what is being built. What it does not
@@ -60,12 +60,12 @@ class UnansweredCalls:
             self.calls += [(now, ref(call)) for call in calls]
 
     def cancel(self) -> None:
-        """Nobody will come back for any of them."""
+        """Cancels all of them: the client does not reconnect."""
         for call in self._before(math.inf):
             call.cancel()
 
     def cancel_unrepeated(self, before: float) -> None:
-        """Who came back has repeated what it wants of those that were interrupted before then.
+        """Cancels the calls interrupted before then that a reconnected client has not repeated.
 
         What runs already ends by itself: giving it up could cost its worker.
         """
@@ -190,7 +190,7 @@ class Sessions:
         self.look()
 
     def look(self) -> None:
-        """Ends the sessions whose clients have been away for too long; to be called often.
+        """Ends the sessions whose grace period is over; to be called often.
 
         And gives up the calls that clients who are back have not repeated.
         """

@@ -1,4 +1,4 @@
-"""What a call reports while it runs: its own stream of events, whoever listens."""
+"""The event stream of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is doing, where its host can read it when the worker hangs or has died.
+"""A flight recorder: the running calls of a worker, readable by its host after a hang or crash.
 
 A file in memory that both have mapped: the worker writes, and no word of it has to be sent. Only
 calls that may run Python of a client stand in it, and calls that are repeated after a worker died.
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class BlackBox:
-    """The calls of one worker, and whose values it holds. Thread-safe.
+    """The running calls of one worker, and who owns values there. Thread-safe.
 
     Args:
         descriptor: what `create` has made; taken over.

@@ -1,4 +1,4 @@
-"""Packages as this worker has imported them, and which of them have changed on disk since."""
+"""The packages that this worker has imported, and which of them have changed on disk since."""
 
 from __future__ import annotations
 

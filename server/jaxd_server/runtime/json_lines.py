@@ -41,7 +41,7 @@ async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]
 
 
 class Tether:
-    """Answers the host's questions and tells it events; its end is the host's end.
+    """Answers the host's requests and sends it events; ends when the host ends.
 
     Args:
         sock: connected to the host.

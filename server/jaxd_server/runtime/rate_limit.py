@@ -1,4 +1,4 @@
-"""So much at once and so much a second: for each place of strangers, and for what a worker says."""
+"""Rate limiters: leaking buckets for peer addresses, and one for the messages of a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Level:
 
 
 class Allowance:
-    """A leaking bucket for each place. Thread-safe; what it remembers is bounded.
+    """A leaking bucket for each key. Thread-safe and bounded.
 
     Args:
         at_once: what may happen in one go.
@@ -100,7 +100,7 @@ _A_SECOND: Final = 20.0
 
 
 class Chatter:
-    """Counts what is said; what was not said for a while may be said later.
+    """Counts unsolicited messages against a rate.
 
     Args:
         clock: seconds that only grow.

@@ -1,4 +1,4 @@
-"""Keeps what is held in memory within its budget: one place decides when, each pool decides what.
+"""Keeps memory within its budget: decides when, while each registered pool decides what.
 
 Executables register here today; values that stay on the server will. A compiled program of
 moderate size on a CPU costs about 8 MB and 150 memory maps, and a process that reaches
@@ -170,7 +170,7 @@ def _read(path: str) -> str:
 
 
 class Pressure:
-    """Drops a part of what is idle whenever memory is short. For one thread.
+    """Drops some idle entries whenever memory is short. For one thread.
 
     Args:
         reclaimer: asks the pools.

@@ -1,4 +1,4 @@
-"""Which function of its client a program calls back: said so that each client finds its own.
+"""Describes the client's function that a program calls back, so that the client can find it.
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
 it calls, but an *aim*: a literal that says which entry it is of the table that both ends make when
@@ -96,7 +96,7 @@ def _noted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Aims:
-    """Makes the aims of one function that is traced.
+    """Makes the callback targets of one function that is traced.
 
     Args:
         name: what people call it.
@@ -110,7 +110,7 @@ class Aims:
         self._listed = listed
 
     def at(self, function: Callable[..., Any]) -> tuple[Aim, list[Any]]:
-        """The aim at a function, and the arrays that it speaks of.
+        """The target that names a function, and the arrays that it refers to.
 
         Raises:
             CallbackError: when its client would not have it called.

@@ -1,4 +1,4 @@
-"""Takes what clients' functions print, warn of and log to the calls that they belong to.
+"""Routes what clients' functions print, warn of and log to the calls that they belong to.
 
 Streams, warnings and loggers are of the whole process. So each of the three has something in its
 way here that asks `current_voice` first; what is the server's own goes where it always went.
@@ -134,7 +134,7 @@ class _Warnings:
 
 
 class Relay(logging.Handler):
-    """Takes what is logged to the call that logs it; to be the root logger's only handler."""
+    """Passes log records to the call that logs them; the only handler of the root logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """As of any handler."""

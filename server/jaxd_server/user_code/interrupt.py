@@ -1,10 +1,10 @@
-"""Interrupts Python code that runs for nobody any more, and nothing else.
+"""Interrupts Python code whose result no call waits for, and nothing else.
 
 CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It is delivered when
 that thread starts, jumps back in, or returns from a call of a Python function, some time later; by
-then the thread may be at something else. So a thread says in which stretch it may be interrupted,
-and the end of that stretch waits for what is still on its way. `except:` and a finalizer swallow
-such an exception, so it is sent again until the stretch ends.
+then the thread may be at something else. So a thread says in which section it may be interrupted,
+and the end of that section waits for what is still on its way. `except:` and a finalizer swallow
+such an exception, so it is sent again until the section ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Interrupted(BaseException):
 
 
 class Interruptible:
-    """Work in one thread that may be interrupted, a stretch at a time. Thread-safe.
+    """Work in one thread that may be interrupted, one section at a time. Thread-safe.
 
     Attributes:
         sent: how often it was interrupted; what comes of it then is not to be used, because code
@@ -127,7 +127,7 @@ class Interruptible:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is in a stretch that may be interrupted."""
+        """Whether it is in a section that may be interrupted."""
         return not self._is_closed
 
 
@@ -150,7 +150,7 @@ def _calm() -> Iterator[None]:
 
 
 def _is_delicate(thread: int) -> bool:
-    """Whether a thread, within its stretch, is where it must not be interrupted.
+    """Whether a thread, within its section, is where it must not be interrupted.
 
     A module that is imported would be left half made for everybody. The library takes locks in
     steps, between which an exception leaves them taken; and so may what is ours, when it is called.

@@ -1,4 +1,4 @@
-"""The private names of jax around host callbacks: what a program calls, its client runs.
+"""The private names of jax around host callbacks: redirects them to the client of the call.
 
 `jax.debug.callback` and `io_callback` come down to two primitives, each of which has the function
 as a parameter. There it is exchanged for one that asks the client whose turn it is. What

@@ -1,4 +1,4 @@
-"""What a function reaches and could change while it is traced: its globals, containers, objects.
+"""Guards what a function reaches while it is traced against changes: globals, containers, objects.
 
 Under `jax.jit` such a change is made in the caller's process. Here it would be made in a copy, and
 be lost; and whatever is traced later, for anybody, would see it. So it is undone, and an error.
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 class Captured:
-    """What some objects hold, as it is when this is made.
+    """A snapshot of what some objects hold, taken when this is made.
 
     Args:
         objects: what a function reaches.

@@ -1,8 +1,8 @@
-"""Whose words they are: what a client's function prints, warns of and logs belongs to its call.
+"""The output of calls: what a client's function prints, warns of and logs belongs to its call.
 
-While a function is traced, the thread that traces it speaks for its call. While a program runs, the
+While a function is traced, output of its thread belongs to its call. While a program runs, the
 Python functions that it calls back run in threads of XLA's own, which know nothing of any call:
-they speak for the call whose turn it is (see `turns`). Nobody else's thread prints on a server.
+their output belongs to the call that holds the callback lock. No other thread prints on a server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_TEXT: Final = 1 << 16
 
 
 class Voice:
-    """What one call says, as events of that call. Thread-safe; whole lines stay whole.
+    """The output of one call, as events of that call. Thread-safe; whole lines stay whole.
 
     Args:
         emit: takes the events `print`, `warned` and `logged`.
@@ -74,14 +74,14 @@ class Voice:
 
 _speaks: ContextVar[Voice | None] = ContextVar("speaks", default=None)
 _floor: list[Voice] = []
-"""The voice of the call whose turn it is, if one has it."""
+"""The output of the call that holds the callback lock, if one does."""
 
 _callers: list[Voice] = []
 """Those of all calls whose programs call Python now."""
 
 
 def current_voice() -> Voice | None:
-    """For whom this thread speaks; None when it is the server itself."""
+    """The output of the call that this thread works for; None: of no call."""
     voice = _speaks.get()
     if voice is None and _floor:
         try:
@@ -93,7 +93,7 @@ def current_voice() -> Voice | None:
 
 @contextmanager
 def speaking(voice: Voice) -> Iterator[None]:
-    """Within it, this thread speaks for a call."""
+    """Within it, what this thread prints belongs to a call."""
     token = _speaks.set(voice)
     try:
         yield
@@ -103,12 +103,12 @@ def speaking(voice: Voice) -> Iterator[None]:
 
 
 _NOBODY: Final = Voice(lambda *_: None)
-"""Speaks for nobody: what is said so goes to the server's log."""
+"""Of no call: what is printed so goes to the server's log."""
 
 
 @contextmanager
 def speaking_for_one() -> Iterator[None]:
-    """Within it, this thread speaks for the one call that it can be; for the server, if for any.
+    """Within it, output belongs to the only call that can have caused it; else to the server.
 
     For a callback of a program that does not take turns.
     """
@@ -121,7 +121,7 @@ def speaking_for_one() -> Iterator[None]:
 
 
 def note_caller(voice: Voice) -> None:
-    """A program begins to run for that call which calls Python."""
+    """Registers a call whose program calls Python and begins to run."""
     _callers.append(voice)
 
 
@@ -134,7 +134,7 @@ def forget_caller(voice: Voice) -> None:
 
 @contextmanager
 def give_the_floor(voice: Voice) -> Iterator[None]:
-    """Within it, all threads that speak for nobody in particular speak for this call."""
+    """Within it, output of threads without a call of their own belongs to this call."""
     _floor.append(voice)
     try:
         yield

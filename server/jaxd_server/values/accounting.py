@@ -1,4 +1,4 @@
-"""How many bytes the values of a worker take, whether more have room, and who holds them."""
+"""Accounts for the bytes of values: in total, for each principal, and in rows for people."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _MIB: Final = 1 << 20
 
 
 class ValueRoom:
-    """Keeps the account. Not thread-safe: `Values` holds its lock.
+    """Accounts for bytes of values. Not thread-safe: `ValueStore` holds its lock.
 
     Args:
         limit: bytes that all may take; 0: as many as there is room for.

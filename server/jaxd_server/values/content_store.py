@@ -1,4 +1,4 @@
-"""Arrays that clients have sent and may send again, by what is in them.
+"""A bounded store of arrays that clients may send again, found by their content.
 
 Each principal has a store of its own: to know what is in somebody's array is not to have it. What
 the store holds has been hashed here; what a client says of its data is not believed.

@@ -1,4 +1,4 @@
-"""What the calls of one connection may refer to instead of sending it: values, and blocks."""
+"""Data that calls of a connection refer to instead of sending it: values, shared blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Blocks(Protocol):
 
 
 class Filled(NamedTuple):
-    """What became of what a call refers to.
+    """The outcome of `fill`.
 
     Attributes:
         refused: ids of what was to be kept and has no room.
@@ -57,7 +57,7 @@ class Filled(NamedTuple):
 
 
 class Holdings:
-    """Values of a session and blocks of a connection.
+    """Resolves references to the values of a session and the blocks of a connection.
 
     Args:
         values: those of the whole worker.

@@ -1,4 +1,4 @@
-"""Arrays that stay on the server: whose they are, how much room they take, and when they go.
+"""The store of arrays that stay on the server: owners, sizes, lifetimes.
 
 A value belongs to a session and is named by a number that its client has chosen; it lives until
 the client lets go of it or the session ends. Values under a name belong to a principal and outlive

@@ -1,4 +1,4 @@
-"""How the commands of both ends speak to people: usage errors, sizes, tables."""
+"""Terminal output of the commands of both ends: usage errors, sizes, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on a server for an object that stays with its client, for callbacks to use there.
+"""The stand-in on a server for an object that stays with its client, for callbacks.
 
 And what callbacks are not given: functions, which they could call.
 """
@@ -15,7 +15,7 @@ _OF_OTHERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_na
 
 
 class Live:
-    """An object of the client's, or an attribute of one. Nothing but its name is here.
+    """An object of the client's, or an attribute of one. Holds only its number and names.
 
     Attributes:
         number: among those that are live in the walk over their function, or of an owner among

@@ -1,4 +1,4 @@
-"""The process of a client, as a walk on the server sees it."""
+"""The process view of a client, as it was reported to the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxd_protocol.packages.packages import Package
 
 
 class There(NamedTuple):
-    """The client's process, as a server sees it: it replays what the client decided.
+    """The client's process, as reported to a server: it replays what the client decided.
 
     Attributes:
         salt, packages, local, carried: what the client said.
@@ -29,7 +29,7 @@ class There(NamedTuple):
     sources: Mapping[str, Source] = {}
 
     def is_local(self, module: str) -> bool:
-        """What the client said; a module that it did not meet is looked at here."""
+        """What the client reported; a module that it did not reach is checked in this process."""
         said = self.local.get(module)
         return is_local_module(module) if said is None else said
 

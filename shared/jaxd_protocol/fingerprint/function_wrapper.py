@@ -1,4 +1,4 @@
-"""What stands for a function, so that walks and packing see the function itself."""
+"""Wrappers of a function, for which walks and pickling take the function itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether everything that a walk saw is still as it was, in a few microseconds.
+"""Guards: whether everything that a walk saw is unchanged, in a few microseconds.
 
-A guard compares identities: the objects that were found are kept, and what holds them must still
+A guard compares by identity: the objects that were found are kept, and what holds them must still
 hold these very objects. A guard that fails costs another walk and nothing else; the walk decides.
 
 Plain loops throughout: `all` would make a generator for each of them, in each call.

@@ -1,4 +1,4 @@
-"""What a walk over a function finds: the vocabulary of the fingerprint. Data only.
+"""What a walk over a function finds: the data model of the fingerprint.
 
 A fresh process makes these classes before its first call, and so they are plain ones and named
 tuples: a dataclass takes ten times as long to make.
@@ -329,7 +329,7 @@ class Listed:
         if self._owners:
             return None if id(value) in self.counted else self._owners.get(id(value))
         known: Any = value  # on a server
-        return known.number if type(value).__name__ == "Live" and known.listed else None
+        return known.number if type(value).__name__ == "ClientObject" and known.listed else None
 
     def has(self, owner: int, name: str) -> bool:
         """Whether a method of that owner is listed."""

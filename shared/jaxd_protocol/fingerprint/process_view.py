@@ -1,4 +1,4 @@
-"""Whom a walk asks about modules: this process, or, on a server, the answers a client gave."""
+"""What a walk knows about modules: from this process or, on a server, from the client."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Here:
         return known[1]
 
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
-        """Whether somebody may have put another value into an installed module."""
+        """Whether an installed module may have been patched."""
         return not is_pristine(module, name, value, self.is_local)
 
 

@@ -1,4 +1,4 @@
-"""Whether what is installed is as it was installed: attributes of modules, functions, classes.
+"""Whether installed modules, functions and classes are unpatched.
 
 Tests and notebooks patch installed packages (``optax.sgd = mine``). There is no record of what a
 module was when it was imported, so an attribute is pristine only where its value shows where it
@@ -51,7 +51,7 @@ def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[s
     if is_plain_data(value) or _is_array(value):
         return False
     if isinstance(value, functools.partial | tuple):
-        return False  # made at some time, by somebody
+        return False  # made at run time
     for layer in _layers(value):
         if isinstance(layer, FunctionType) and is_local(layer.__globals__.get("__name__") or ""):
             return False
@@ -60,7 +60,7 @@ def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[s
     if isinstance(own, str) and isinstance(home, str):
         same = own.rpartition(".")[2] == name and importable_name(value) is not None
         return same and home.partition(".")[0].lstrip("_") == _top(module)
-    # an object: of a class of the module's own package, or somebody has put it there
+    # an object: of a class of the module's own package, or it was patched in
     return str(type(value).__module__).partition(".")[0].lstrip("_") in (_top(module), "builtins")
 
 

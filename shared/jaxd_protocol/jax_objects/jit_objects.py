@@ -65,7 +65,7 @@ def jit_options(jitted: Any) -> dict[str, Any]:
 
 
 def jit_extras(jitted: Any) -> dict[str, Any]:
-    """Attributes that somebody has set on the jitted function afterwards."""
+    """Attributes that were set on the jitted function afterwards."""
     return {name: value for name, value in vars(jitted).items() if name not in _ALWAYS_THERE}
 
 

@@ -1,4 +1,4 @@
-"""What equinox and flax keep about a class outside of the class, and how to give it to them again.
+"""What equinox and flax keep about a class outside of the class, and how to register it again.
 
 Private names: `equinox._module._module` with `_module_info`, `_ModuleInfo`, `_has_dataclass_init`
 and `_abstract_module_registry`; `equinox._module._flatten.generate_flatten_functions`;

@@ -1,4 +1,4 @@
-"""Where the data of a call's leaves lies when it is not in the message, and what is to stay.
+"""Where the data of a call's leaves lies when it is not in the message, and what stays.
 
 The skeleton says nothing of this: a leaf has the same bytes there wherever its data lies.
 """
@@ -30,10 +30,10 @@ PACKED: Final = 5
 """The data is here, compressed, and `a` bytes long without that."""
 
 ABSENT: Final = frozenset({VALUE, BLOCK})
-"""Leaves of these kinds take no room in a message."""
+"""The data of leaves of these kinds is not in the message."""
 
 HOME_BYTES: Final = 1 << 16
-"""Results up to this size come home by themselves."""
+"""Results up to this size are sent back with the reply."""
 
 EVERYTHING: Final = -1
 NOTHING: Final = (1 << 63) - 1
@@ -47,7 +47,7 @@ NAMED: Final = b"\1"
 """First bytes of what stands for a skeleton that has a number in its session."""
 
 WORTH_A_NAME: Final = 512
-"""Bytes of a skeleton; shorter ones are not worth the trouble."""
+"""Bytes of a skeleton; shorter ones are always sent whole."""
 
 MOST_NAMED_BYTES: Final = 1 << 18
 """Longer skeletons get no number: a session keeps up to 256 of them."""
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
     @property
     def leaves(self) -> range:
-        """The numbers of all leaves of which it speaks."""
+        """The numbers of all leaves that it locates."""
         return range(self.leaf, self.leaf + 1 + (self.b if self.kind == VALUE else 0))
 
 
@@ -95,9 +95,9 @@ class Stay(NamedTuple):
     Attributes:
         number: of the call, within its session; never used twice.
         above: leaves of more bytes than this become values.
-        home: leaves of up to so many bytes come home; -1: none does.
+        home: leaves of up to so many bytes are in the reply; -1: none is.
         acked: the replies of all calls with a smaller number have arrived.
-        knows: the hash of the form that the client expects the result to have; see `form_hash`.
+        knows: hash of the expected shape of the result; see `shape_hash`.
     """
 
     number: int
@@ -113,7 +113,7 @@ class Stay(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Stay | None:
-        """What `to_bytes` wrote; None when the whole result comes home.
+        """What `to_bytes` wrote; None when the whole result is in the reply.
 
         Raises:
             ProtocolError: when it is anything else.
@@ -121,7 +121,7 @@ class Stay(NamedTuple):
         if not data:
             return None
         if len(data) not in (_STAY.size, _STAY.size + _HASH_BYTES):
-            raise ProtocolError("a call does not say readably what is to stay.")
+            raise ProtocolError("a call has an unreadable result policy.")
         number, above, home, acked = _STAY.unpack_from(data)
         return cls(number, above, home, acked, data[_STAY.size :])
 
@@ -176,13 +176,13 @@ def unpack_rows(data: bytes, leaves: int) -> list[Row]:
         ProtocolError: when it is anything else, or the leaves are not there or not in order.
     """
     if len(data) % _ROW.size:
-        raise ProtocolError("a call does not say readably where its data lies.")
+        raise ProtocolError("a call has unreadable data locations.")
     rows = list(map(Row._make, _ROW.iter_unpack(data)))
     last = -1
     for row in rows:
         first, last = last, row.leaf + (row.b if row.kind == VALUE else 0)
         if not first < row.leaf <= last < leaves or not VALUE <= row.kind <= PACKED:
-            raise ProtocolError("a call says that data lies where none can be.")
+            raise ProtocolError("a call has an impossible data location.")
     return rows
 
 

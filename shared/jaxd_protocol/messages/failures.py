@@ -1,4 +1,4 @@
-"""Exceptions as plain data, and back as the type that the other end has.
+"""Exceptions as plain data, and decoded as the type that the other end has.
 
 Nothing is imported, unpickled or looked up in a module to rebuild one. The types that can come are
 jaxd's, Python's own, jax's, and those that the function which was called reaches itself; any other

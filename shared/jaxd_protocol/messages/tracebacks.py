@@ -1,4 +1,4 @@
-"""The frames of a traceback as data, and back as one that every tool of this process can show.
+"""The frames of a traceback as data, and decoded as one that every tool of this process can show.
 
 Only places travel. The lines of source are read where the traceback is shown: from the user's own
 files, or the cells of a notebook, which the other end may not have. Whatever shows a traceback or a

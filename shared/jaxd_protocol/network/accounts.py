@@ -27,7 +27,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Somebody who may come over TCP or TLS.
+    """An account that may connect over TCP or TLS.
 
     Attributes:
         principal: who that is, for the log and the status.

@@ -19,7 +19,7 @@ signs mean something to a shell, to which a ProxyCommand of the user's hands it.
 
 
 class Address(NamedTuple):
-    """One place where a server can be reached.
+    """One address at which a server can be reached.
 
     Attributes:
         kind: `"unix"`, `"tcp"`, `"tls"` (TCP, encrypted) or `"ssh"` (a Unix socket over there).

@@ -1,4 +1,4 @@
-"""Who are you, and can we exchange code? Settled before a single byte is unpickled.
+"""The handshake: authentication and versions, checked before a single byte is unpickled.
 
 Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
 four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
@@ -67,7 +67,7 @@ Message = dict[str, Any]
 
 
 class Line(Protocol):
-    """What a handshake is spoken over: a connected socket, with TLS or without."""
+    """What a handshake is sent over: a connected socket, with TLS or without."""
 
     def recv(self, count: int, flags: int = 0, /) -> bytes:
         """Up to so many bytes; empty at the end."""
@@ -148,7 +148,7 @@ UNIX: Final = Channel("unix")
 
 
 class Transcript:
-    """Everything that was said in one handshake, so that a proof can cover it."""
+    """All messages of one handshake, so that a proof can cover them."""
 
     def __init__(self) -> None:
         self._said = hashlib.sha256()
@@ -382,7 +382,7 @@ def greet_client(
 
 
 def _guest(client: Peer, about: Message, principal: str) -> Guest:
-    """What a client has said of itself and of what it wants."""
+    """What a client has sent about itself and its session."""
     session, device = about.get("session"), about.get("device")
     return Guest(
         client,

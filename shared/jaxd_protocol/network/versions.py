@@ -1,4 +1,4 @@
-"""What each end says of itself, what the kernel says of it, and whether they can exchange code."""
+"""The peer: what it and the kernel report of it, and whether both ends can exchange code."""
 
 from __future__ import annotations
 

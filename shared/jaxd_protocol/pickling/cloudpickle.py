@@ -1,4 +1,4 @@
-"""Bytes for clients that have only rpyc and cloudpickle. The one door to cloudpickle."""
+"""Bytes for clients that have only rpyc and cloudpickle. Only this imports cloudpickle."""
 
 from __future__ import annotations
 

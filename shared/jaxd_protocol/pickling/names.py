@@ -24,19 +24,19 @@ _MODULES: Final = {
     "jaxd_protocol.fingerprint.model": _same("Source"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jit.batching": _same("Batched"),
-    "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "jit_again"},
+    "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
     "jaxd_protocol.jax_objects.reducers": {
-        "empty_jax_object": "_empty",
+        "empty_jax_object": "_make_empty",
         "fill_jax_object": "_set_attributes",
-        "jax_device": "_device_here",
-        "jax_exported": "_exported_again",
-        "jax_weakref_cache": "_cache_again",
+        "jax_device": "_find_device",
+        "jax_exported": "_load_exported",
+        "jax_weakref_cache": "_make_cache",
         "none": "_none",
     },
     "jaxd_protocol.jax_objects.registrations": _same("Registration"),
-    "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "recall"},
-    "jaxd_protocol.fingerprint.client_object": _same("Live"),
+    "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
+    "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
     "jaxd_protocol.jit.nested": _same("nested"),
     "jaxd_protocol.pickling.unpack.archives": _same("add_archive", "find_archived"),
     "jaxd_protocol.pickling.arrays": {
@@ -45,14 +45,18 @@ _MODULES: Final = {
     },
     "jaxd_protocol.pickling.unpack.classes": {
         "fill_part": "set_attributes",
-        **_same("fill_class", "fill_enum", "make_class", "make_enum", "make_part"),
+        "make_part": "make_partial_class",
+        **_same("fill_class", "fill_enum", "make_class", "make_enum"),
     },
     "jaxd_protocol.pickling.unpack.patched_modules": {
-        "patched_module": "overlay",
+        "patched_module": "patched_module",
         **_same("installed_module"),
     },
     "jaxd_protocol.pickling.unpack.placeholders": _same("make_placeholder"),
-    "jaxd_protocol.pickling.unpack.private_modules": {"blob": "make_blob", **_same("add_sources")},
+    "jaxd_protocol.pickling.unpack.private_modules": {
+        "blob": "make_private_modules",
+        **_same("add_sources"),
+    },
     "jaxd_protocol.pickling.unpack.rebuild": _same(
         *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
         *("fill_function", "fill_instance", "fill_later", "fill_module", "fill_set"),
@@ -62,8 +66,11 @@ _MODULES: Final = {
         *("same", "standard_stream"),
     ),
     "jaxd_protocol.pickling.unpack.pytest_asserts": {"pytest_asserts": ""},
-    "jaxd_protocol.pickling.unpack.unpickler": _same("interned", "interned_class"),
-    "jaxd_protocol.jit.transforms.apply": _same("Transformed"),
+    "jaxd_protocol.pickling.unpack.unpickler": {
+        "interned": "intern_callable",
+        "interned_class": "intern_class",
+    },
+    "jaxd_protocol.jit.transforms.apply": {"Transformed": "TransformedFunction"},
 }
 """For each module as it is called now: names in packed bytes, and what they are there.
 

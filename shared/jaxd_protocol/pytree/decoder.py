@@ -1,4 +1,4 @@
-"""A skeleton, understood: which leaves a tree has and how to put it together again.
+"""Decodes a skeleton: which leaves a tree has, and how to rebuild it.
 
     N                              None
     T L count children             tuple, list
@@ -52,7 +52,7 @@ Unflatten = Callable[[list[Any]], Any]
 
 
 class Own(Protocol):
-    """What a process has of its own that a peer's tree may be made of."""
+    """What a process has locally of which a peer's tree may be made."""
 
     def getter(
         self, reference: Reference, holders: tuple[type, ...], field: str

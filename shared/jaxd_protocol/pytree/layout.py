@@ -1,4 +1,4 @@
-"""What one skeleton says: which leaves a tree has, where their data lies, and the tree of them."""
+"""A decoded skeleton: which leaves a tree has, where their data lies, and how to rebuild it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_PLACEMENTS: Final = 64
 
 
 class Layout:
-    """What one skeleton says.
+    """A decoded skeleton.
 
     Attributes:
         leaves: in the order in which the tree is walked.

@@ -1,4 +1,4 @@
-"""Staying awake for the next message, where that is quicker than falling asleep and being woken.
+"""Spinning for the next message, where that is quicker than blocking and being woken.
 
 In a train of small calls the peer's next message comes within some tens of microseconds. A thread
 that sleeps meanwhile has to be woken, which costs about as much as the message itself.
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Final
 
 AWAKE_S: Final = 200e-6
-"""How long to stay awake. A peer in Python needs 30 to 50 µs between a reply and the next call, and
+"""How long to spin. A peer in Python needs 30 to 50 µs between a reply and the next call, and
 three times that on a virtual machine, whose idle processors are taken away."""
 
 _WAKING_S: Final = 600e-6
 """The same after a vain attempt: a peer that was woken finds its caches cold, and takes longer."""
 
 _TRIES: Final = 3
-"""Vain attempts in a row until it rests. Whether one pays depends on whether the peer stays awake
-as well, which has rests of its own: the attempts of both ends have to meet now and then."""
+"""Vain attempts in a row until it pauses. Whether one pays depends on whether the peer spins
+as well, which has pauses of its own: the attempts of both ends have to meet now and then."""
 
 _SHORTEST_REST: Final = 8
 _LONGEST_REST: Final = 32
@@ -31,9 +31,9 @@ _awake = threading.Lock()  # one thread of a process at a time: two would only t
 
 
 class Patience:
-    """Learns whether staying awake pays. Used by one thread at a time.
+    """Learns whether spinning pays. Used by one thread at a time.
 
-    After a few vain attempts it rests for some messages, and for more the next time, so that a peer
+    After some vain attempts it pauses for some messages, and for more the next time, so that a peer
     that takes its time, or a machine without a free processor, costs next to nothing.
 
     Args:

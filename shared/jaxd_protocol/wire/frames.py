@@ -131,7 +131,7 @@ _MAX_VECTORS: Final = 512
 
 
 class Span:
-    """Pieces of memory, and how many of their bytes have been moved.
+    """Pieces of memory to send or fill, and how many of their bytes have been moved.
 
     Attributes:
         counts: the bytes of each system call; appended to by that call itself, so that an

@@ -1,6 +1,6 @@
-"""A socket that can wait, and that never loses count when a signal interrupts it.
+"""A socket stream that can wait, and whose byte counts survive interrupts by signals.
 
-One of the doors to rpyc; relies on `SocketStream.sock` and `SocketStream.closed`.
+One of the modules that import rpyc; relies on `SocketStream.sock` and `SocketStream.closed`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client's only door to jax."""
+"""The client's only access to jax."""
 
 from __future__ import annotations
 

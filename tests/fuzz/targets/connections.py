@@ -1,4 +1,4 @@
-"""What arrives on a connection, before anybody looks at what is said in it."""
+"""What arrives on a connection, before its content is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["CONNECTIONS", "frame"]
 
 
 class Said:
-    """A line on which all was said beforehand."""
+    """A byte stream with prescribed input."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)

@@ -1,4 +1,4 @@
-"""Whole ends, a worker, a client and a host, with somebody at the other who says anything."""
+"""Whole ends, a worker, a client and a host, with a peer that sends arbitrary messages."""
 
 from __future__ import annotations
 

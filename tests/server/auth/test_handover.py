@@ -51,7 +51,7 @@ def taken(worker: socket.socket, principal: str = "uid:7") -> Admitted:
 def test_a_plain_connection_goes_over_itself(
     worker: socket.socket, client: tuple[socket.socket, socket.socket]
 ) -> None:
-    """The worker speaks with the client, and the door is not needed any more."""
+    """The worker talks to the client directly; the gateway may end."""
     theirs, ours = client
     ours.settimeout(5)  # as after a handshake
     hand_over(worker.getsockname(), Admitted(ours, "uid:7", ME, proof="p")).close()
@@ -109,7 +109,7 @@ def test_only_the_servers_user_hands_over(
     """Also where somebody else could get at the socket."""
     hand_over(worker.getsockname(), Admitted(client[1], "uid:7", ME)).close()
     monkeypatch.setattr(handover, "peer_uid", lambda sock: os.getuid() + 1)
-    with pytest.raises(ProtocolError, match="own door"):
+    with pytest.raises(ProtocolError, match="own gateway"):
         taken(worker)
 
 

@@ -95,7 +95,7 @@ def test_what_jax_writes_is_allowed(platform: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
 def test_every_call_of_the_table_that_jax_exports_was_written(platform: str) -> None:
-    """On this jax: a name that is never written here would be a door that nobody looks at."""
+    """On this jax: a name that is never written here would be a gap that nobody looks at."""
     written = {
         call.target
         for dtype in (np.float32, np.complex64)

@@ -81,7 +81,7 @@ def test_endless_work_is_interrupted() -> None:
 
 
 def test_nobody_is_interrupted_who_did_not_say_so() -> None:
-    """Before the first stretch and after the last."""
+    """Before the first section and after the last."""
     one = Interruptible()
     assert not one.interrupt()
     one.run(lambda: None)
@@ -131,7 +131,7 @@ def test_what_swallows_one_is_interrupted_again() -> None:
 
 @pytest.mark.parametrize("length", [3, 30, 300])
 def test_no_interrupt_ever_comes_too_late(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However close to the end of a stretch it is sent: its thread goes on with other things."""
+    """However close to the end of a section it is sent: its thread goes on with other things."""
     # so that threads get in each other's way as often as they can
     monkeypatch.setattr(interrupting_module, "_calm", nullcontext)
     monkeypatch.setattr(interrupting_module, "_is_delicate", lambda thread: False)

@@ -1,1 +1,1 @@
-"""Tests of the frames and of rpyc's door."""
+"""Tests of the frames and of the only access to rpyc."""

@@ -1,4 +1,4 @@
-"""`jaxd doctor`: looks for the usual causes of trouble and says what to do about each."""
+"""`jaxd doctor`: checks for the usual problems and says how to fix each."""
 
 from __future__ import annotations
 

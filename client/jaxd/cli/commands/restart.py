@@ -1,4 +1,4 @@
-"""`jaxd restart`: another worker takes the place of a server's, and nobody notices."""
+"""`jaxd restart`: replaces a server's worker without failing any call."""
 
 from __future__ import annotations
 

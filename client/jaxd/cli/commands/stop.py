@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answers(address: Address) -> bool:
-    """Whether anything listens there; it is not greeted, since it may be no server of ours."""
+    """Whether anything accepts connections there; no handshake, since it may be another program."""
     if address.kind == "unix":
         return somebody_answers(address.path)
     try:

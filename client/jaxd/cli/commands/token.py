@@ -1,4 +1,4 @@
-"""`jaxd token`: makes, lists and takes away the secrets by which clients on TCP are known."""
+"""`jaxd token`: creates, lists and revokes the tokens that authenticate clients on TCP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxd values`: which arrays stay on a server, and how much room they take."""
+"""`jaxd values`: lists the arrays that stay on a server, and the memory they take."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `jaxd doctor` looks at: small checks, each of one thing. They read, and change nothing."""
+"""The checks of `jaxd doctor`: small, one subject each, read-only."""

@@ -1,4 +1,4 @@
-"""The server that a call would use: step by step, from its name to its devices.
+"""Checks of the connection to the server, step by step: name, port, handshake, devices.
 
 The first step that fails is the one that says so; those behind it are left out.
 """

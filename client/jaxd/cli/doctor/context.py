@@ -1,4 +1,4 @@
-"""What checks may look at, and what they find."""
+"""The context that checks read, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         name: what it is about.

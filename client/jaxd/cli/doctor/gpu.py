@@ -1,4 +1,4 @@
-"""An NVIDIA GPU on this machine: can jax have it, and who else does.
+"""Checks of the NVIDIA GPU: driver, plugin, visibility, and other processes on it.
 
 Looked at only where the server is, or would be. Without such a GPU all of it is left out.
 """

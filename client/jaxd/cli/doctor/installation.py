@@ -1,4 +1,4 @@
-"""What is installed here, and the files that both ends use."""
+"""Checks of the installation: packages, configuration and shared files."""
 
 from __future__ import annotations
 

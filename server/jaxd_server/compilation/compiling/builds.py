@@ -1,4 +1,4 @@
-"""One build per key, in a thread of its own, for as long as somebody waits for it.
+"""Runs one build per key, in a thread of its own, for as long as a call waits for it.
 
 The first who asks starts it, the others join. Whoever is given up meanwhile is released at once.
 When the last one is, a build that waits for its turn is dropped and a trace is interrupted; a
@@ -23,7 +23,7 @@ from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_inte
 
 
 class Build:
-    """Something that is being made. Thread-safe.
+    """One build in progress. Thread-safe.
 
     Args:
         owner: whom its turn is counted for.
@@ -32,7 +32,7 @@ class Build:
         name: what people call it, once it has begun.
         owner: the same.
         future: what becomes of it.
-        waiting: the interests in it, each with what wakes its thread.
+        waiting: the cancel tokens of the calls that wait for it, each with what wakes its thread.
         begun: `time.monotonic()` when it had its turn; None before that.
         error: why nobody may wait for it any more; None as long as one may.
         is_left: whether nobody waits for it.
@@ -75,7 +75,7 @@ class Build:
             raise Interrupted
 
     def tell(self) -> None:
-        """Tells who works on it that nobody waits any more."""
+        """Runs the hooks: nobody waits for the build any more."""
         with self._lock:
             hooks, self._hooks = self._hooks, []
         for hook in hooks:
@@ -101,7 +101,7 @@ _present: ContextVar[Build | None] = ContextVar("present build", default=None)
 
 @contextmanager
 def being_made(build: Build) -> Iterator[None]:
-    """Within it, this thread makes that."""
+    """Within it, this is the current build of the thread."""
     token = _present.set(build)
     try:
         yield
@@ -110,7 +110,7 @@ def being_made(build: Build) -> Iterator[None]:
 
 
 def present_build() -> Build | None:
-    """What this thread is making; None when it makes nothing that can be given up."""
+    """The build that this thread works on; None outside of builds."""
     return _present.get()
 
 
@@ -162,7 +162,7 @@ class _LetGo(Exception):
 
 
 class Builds(Generic[K, V]):
-    """What is being made, by its key. Keeps nothing that is made. Thread-safe.
+    """The builds in progress, by key. Keeps no results. Thread-safe.
 
     Args:
         max_s: seconds that somebody waits for a build once it has its turn; 0: any number.
@@ -194,7 +194,7 @@ class Builds(Generic[K, V]):
             find: looks in the caller's table; called again under the lock, so that a build that
                 has just ended is not started once more.
             make: makes it and puts it into the table; runs in a thread of its own.
-            interest: in the call that it is for.
+            interest: of the call that it is for.
             owner: whom its turn is counted for.
 
         Raises:

@@ -1,4 +1,4 @@
-"""With which packages something on disk was made, and whether they are the same now."""
+"""The packages with which a record on disk was made, and whether they are the same now."""
 
 from __future__ import annotations
 

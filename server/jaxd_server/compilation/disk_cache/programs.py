@@ -1,4 +1,4 @@
-"""What is kept on disk of functions and programs, as the rest of the server knows them.
+"""The cache of functions and programs on disk.
 
 A call is found by its key and the lasting name of its signature. What that leads to is enough to
 answer it: neither the function nor a class of its arguments or results is needed.
@@ -35,7 +35,7 @@ from jaxd_server.runtime.threads.executors import SerialExecutor
 
 
 class Shelf:
-    """Functions and programs in a store. Thread-safe; never raises for what is wrong on disk.
+    """Functions and programs in a store. Thread-safe; never raises for invalid files.
 
     Args:
         store: the files.

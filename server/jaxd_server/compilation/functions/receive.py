@@ -1,4 +1,4 @@
-"""A function that has just arrived: unpacked, and held against what its client says it means.
+"""Unpacks a function that was just received and verifies its fingerprint.
 
 The client's key is not taken on trust. The server walks over what it unpacked, with the client's
 decisions and package versions, and must come to the same digest. Where it does not, something was

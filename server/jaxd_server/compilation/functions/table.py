@@ -1,4 +1,4 @@
-"""Known functions: from the key on the wire to the unpacked function, each unpacked once."""
+"""The table of known functions: from the key on the wire to the unpacked function."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FunctionSource(Protocol):
 
 
 class FunctionShelf(Protocol):
-    """Functions as an earlier process has left them."""
+    """The functions that earlier processes have kept on disk."""
 
     def function(self, key: bytes) -> Function | None:
         """What a key stands for, not unpacked."""

@@ -45,7 +45,7 @@ class Advice(NamedTuple):
 
 
 class Advised:
-    """Remembers what was said already; safe from any thread.
+    """Remembers which advice was given; safe from any thread.
 
     Args:
         limit: how many pieces of advice to remember.
@@ -56,7 +56,7 @@ class Advised:
         self._lock = threading.Lock()  # guards _said
 
     def news(self, advice: Sequence[Advice]) -> list[Advice]:
-        """Those that were not said before; they count as said from now on."""
+        """The advice that was not given before; it counts as given from now on."""
         fresh = []
         with self._lock:
             for one in advice:

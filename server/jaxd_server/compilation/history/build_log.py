@@ -1,4 +1,4 @@
-"""Says of each build why it was made, to whoever waits for it and to whoever asks later."""
+"""The log of recent builds, each with the reason why it was made."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Decision:
 
 
 class Decisions:
-    """The last builds with their reasons; safe from any thread.
+    """The most recent builds with their reasons; safe from any thread.
 
     Args:
         shelf: what earlier processes have left; None where nothing is kept.

@@ -1,4 +1,4 @@
-"""What this worker has built: for each key what is behind it, and for which arguments.
+"""The history of what this worker has built: for each key its content, and the arguments.
 
 Written when something was built, read when somebody asks; a warm call never comes here.
 """
@@ -96,7 +96,7 @@ class Record:
 
 
 class LedgerView:
-    """What somebody sees of a ledger.
+    """The part of a build history that one principal may see.
 
     Args:
         ledger: all of it.

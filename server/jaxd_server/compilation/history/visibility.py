@@ -1,4 +1,4 @@
-"""Which functions each principal knows, because it has called them; nobody is shown others.
+"""Which functions each principal has called: only those are shown to it.
 
 Programs are shared by all who call the same function. What there is to be read about them (names,
 arguments, constants that changed, code) is shown to those who have called it themselves, and to
@@ -24,7 +24,7 @@ _ROOT: Final = "uid:0"
 
 
 class Acquaintances:
-    """Who knows what. Thread-safe; grows with the functions of strangers only.
+    """The functions that each principal has called. Thread-safe.
 
     Args:
         is_owner: whether the server belongs to a principal, who may see everything.

@@ -1,4 +1,4 @@
-"""One function that is traced beside the worker: what is sent there, and what comes back."""
+"""One function that is traced in the tracer process: what is sent there, and what comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker and its tracer say to each other: pickles, between processes of one server."""
+"""The messages between a worker and its tracer: pickles, between processes of one server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxd_server.compilation.functions.function import Described
 
 
 class Order(NamedTuple):
-    """What is to be traced and lowered.
+    """A request to trace and lower one function.
 
     Attributes:
         number: the worker's own for it, which replies carry.
@@ -47,7 +47,7 @@ class Order(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Nobody waits for that order any more: it is to be interrupted, and answered all the same."""
+    """Cancels a request, which is answered all the same."""
 
     number: int
 
@@ -68,7 +68,7 @@ class Event(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What happened beside the work.
+    """Counters and imports that a request has changed beside its result.
 
     Attributes:
         counts: what was counted for this order.

@@ -1,4 +1,4 @@
-"""Which builds are traced beside the worker.
+"""Decides which builds are traced in the tracer process.
 
 Tracing holds the interpreter, and a worker that answers others meanwhile makes them wait. So a
 sibling process does it: see `tracer`. A client that is alone would only wait for itself.

@@ -1,4 +1,4 @@
-"""The tracer of a worker, one after the other: started when it is wanted, replaced when it ends."""
+"""The tracers of a worker, one at a time: started when needed, replaced when they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_FALSE_STARTS: Final = 3
 
 
 class Tracers:
-    """Has a tracer there when one is wanted, and knows which functions are not for it. Thread-safe.
+    """Provides a tracer when one is needed; knows the functions that it cannot trace. Thread-safe.
 
     Args:
         counters: where what a tracer counts is added.
@@ -89,12 +89,12 @@ class Tracers:
             return asked(tracer, order, emit)
 
     def heed(self, side: Side) -> None:
-        """Takes over what happened in a tracer beside its work."""
+        """Applies counters and imports that a tracer has reported."""
         self._counters.add(**side.counts)
         self._packages.adopt(side.packages)
 
     def beware(self, key: bytes) -> None:
-        """Notes that a function ends the process that traces it."""
+        """Records that a function crashes the process that traces it."""
         self.deadly[key] = None
         self.present()  # for others, who need not wait for it then
 

@@ -1,4 +1,4 @@
-"""A worker's tracer as the worker sees it: a process, a socket, and orders under way."""
+"""A worker's handle of its tracer: a process, a socket, and open requests."""
 
 from __future__ import annotations
 

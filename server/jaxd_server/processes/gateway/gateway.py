@@ -1,4 +1,4 @@
-"""The process at the door, where each principal has a worker of its own: lets in, hands over.
+"""The gateway process, used with one worker per principal: authenticates clients, hands them over.
 
 It imports no jax and runs nothing of a client's. Started by the host as a worker is, with one JSON
 argument; when it dies the host starts another one, and the workers do not notice.
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class Door:
-    """All gates of a server, and what they ask the host.
+    """The gateway: all its listeners, and its requests to the host.
 
     Args:
         options: what the server was told.
@@ -104,7 +104,7 @@ class Door:
             self._gates.append(gate)
 
     def watch(self) -> None:
-        """Looks whether anybody has lost the right to be here; returns when all have gone."""
+        """Closes connections of revoked accounts; returns when all clients have gone."""
         while not self.stopping.wait(_LOOK_S):
             self._visitors.look()
             self._tell_of_accounts()
@@ -147,7 +147,7 @@ class Door:
 
     @contextmanager
     def attending(self, principal: str) -> Iterator[None]:
-        """Counts a client that keeps the door busy: for a moment, or while its words are passed on.
+        """Counts a client that the gateway handles: during handover, or while its TLS is relayed.
 
         Raises:
             Busy: when one principal has as many as it may, of those that there may be.
@@ -171,7 +171,7 @@ class Door:
 
     @property
     def visitors(self) -> Visitors:
-        """Those who came in with an account and are still here."""
+        """The open connections of accounts."""
         return self._visitors
 
     @property
@@ -207,7 +207,7 @@ class Door:
                 self._asked.pop(number, None)
 
     def _tell_of_accounts(self, *, again: bool = False) -> None:
-        """Tells the host whose workers may stay: those whose token is as it was."""
+        """Reports to the host which accounts are valid: those whose token is unchanged."""
         assert self._tether is not None
         with self._telling:
             now = {account.principal: _digest(account) for account in self._accounts.now()}
@@ -224,7 +224,7 @@ def _digest(account: Account) -> str:
 
 
 class Gate(Reception):
-    """Where the clients of one listener come in, and are handed over to their workers."""
+    """Accepts the clients of one listener and hands them over to their workers."""
 
     def __init__(
         self, listener: socket.socket, address: Address, doorman: Admits, door: Door
@@ -234,7 +234,7 @@ class Gate(Reception):
         self._door = door
 
     def admit(self, sock: socket.socket) -> Admitted:
-        """Lets one peer in; of each user, no more than its share may take their time with it.
+        """Authenticates one peer; a user may have no more than its share of handshakes.
 
         Raises:
             Busy: when there are as many.

@@ -1,4 +1,4 @@
-"""Passes on what is said between a client that speaks TLS and a worker that does not."""
+"""A proxy between a client that uses TLS and a worker that does not."""
 
 from __future__ import annotations
 

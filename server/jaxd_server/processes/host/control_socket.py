@@ -14,7 +14,7 @@ _MAX_REQUEST_BYTES = 1 << 16
 
 
 class Controlled(Protocol):
-    """What can be asked about and stopped: the host, for its control socket."""
+    """The interface of the host for its control socket."""
 
     async def status(self) -> dict[str, Any]:
         """The state of host and worker, as JSON values; never waits long for a worker."""

@@ -1,4 +1,4 @@
-"""The process that never imports jax: it opens the doors and keeps a worker behind them."""
+"""The host process, which never imports jax: opens the listeners and supervises the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on their way out: until their last call is done, and their last words are heard."""
+"""Drains workers that have been replaced: waits until their last call is done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.1
 
 
 class Retiring:
-    """Those to whom no client comes any more. Belongs to the thread of the event loop.
+    """Workers that accept no more clients. Belongs to the thread of the event loop.
 
     Args:
         drain_timeout_s: how long one may still be there that runs no call.

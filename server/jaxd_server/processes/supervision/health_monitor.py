@@ -1,4 +1,4 @@
-"""Looks at the worker every second: does it answer, is it time for another one?
+"""Monitors the health of the worker once a second: does it answer, is it due for recycling?
 
 It is when a worker has served so many calls, has such a size, or such an age. Runs in the host,
 which imports no jax and hangs with nobody.
@@ -54,7 +54,7 @@ _TRY_AGAIN_S: Final = 60.0
 
 
 class Heartbeat:
-    """What is done about a worker that goes on, and about one that does not.
+    """Acts on workers that answer, and on those that do not.
 
     Args:
         supervisor: has the worker.
@@ -69,7 +69,7 @@ class Heartbeat:
         self._recycling: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
-        """Looks until it is cancelled."""
+        """Checks the worker until it is cancelled."""
         while True:
             await asyncio.sleep(_BEAT_S)
             try:

@@ -71,7 +71,7 @@ class _Record:
 
 
 class Kept(Protocol):
-    """What is remembered over a restart of the host."""
+    """Where quarantine is kept over a restart of the host."""
 
     def load(self) -> Sequence[Sentence]:
         """The functions that were in quarantine before."""
@@ -81,7 +81,7 @@ class Kept(Protocol):
 
 
 class Quarantine:
-    """Counts what workers died of; for the thread of the host's event loop.
+    """Counts the crashes of functions; for the thread of the event loop of the host.
 
     Args:
         kept: where is kept what is called no more; None: nowhere.
@@ -238,7 +238,7 @@ class Sentence(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a file holds for one worker's quarantine.
+    """One worker's part of the file.
 
     Attributes:
         file: the file.

@@ -1,4 +1,4 @@
-"""When a worker that ended unasked is replaced: at once, later, or never."""
+"""When a worker that ended unexpectedly is replaced: at once, after a delay, or never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one worker alive behind the listeners, and ends it well."""
+"""Supervises one worker: starts it, replaces it, drains it."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class Supervisor:
 
 
 async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
-    """Returns when somebody connects, who is left waiting for the next worker; or when stopping."""
+    """Returns when a client connects, which then waits for the next worker; or when stopping."""
     knock = asyncio.Event()
     loop = asyncio.get_running_loop()
     for one in listeners:

@@ -1,4 +1,4 @@
-"""Whose worker one is, where not all share it: the user that it runs as, and what it is told."""
+"""One principal with a worker of its own: the user that it runs as, and its options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody who has a worker of its own.
+    """A principal that has a worker of its own.
 
     Attributes:
         principal: who that is.

@@ -1,4 +1,4 @@
-"""What a worker says, as far as its host can believe it.
+"""Sanitizes the status reports of workers, whose code may be hostile.
 
 Code of a client may have its worker say anything. What has the right types, and is no larger than
 it can be, harms nobody: whoever adds it up, shows it or compares it need not look again.

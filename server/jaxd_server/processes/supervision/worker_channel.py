@@ -1,4 +1,4 @@
-"""The host's end of the line to a worker: JSON objects, one a line, both ways."""
+"""The host's end of its channel to a worker: JSON objects, one a line, both ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class WorkerLine:
-    """Hears what a worker says, and says what it is to do. Belongs to the thread of the event loop.
+    """Receives messages of a worker and sends it orders. Belongs to the thread of the event loop.
 
     Args:
         tether: connected to the worker.
@@ -51,7 +51,7 @@ class WorkerLine:
             self._writer.write(encode_line(order))
 
     async def hear_out(self) -> None:
-        """Takes in what the worker said before it ended; waits a second at most."""
+        """Reads what the worker sent before it ended; waits a second at most."""
         await asyncio.wait([self._listening], timeout=_LAST_WORDS_S)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class WorkerLine:
 
 
 class Question:
-    """What is asked on such a line once until it is answered, however many want to know.
+    """A request that is sent once, however many wait for its answer.
 
     So a worker that hangs finds one question when it wakes up.
     """

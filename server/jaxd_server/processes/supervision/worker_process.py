@@ -1,4 +1,4 @@
-"""One worker as its host sees it: a process, a tether, its output, and what it has said so far."""
+"""One worker as its host sees it: a process, a channel, its output, and its last status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxd_server.runtime.rate_limit import Chatter
 
 
 class Marks:
-    """Each is set once; saying it again adds nothing. Belongs to the thread of the event loop.
+    """Flags that are each set once. Belongs to the thread of the event loop.
 
     Attributes:
         standing_by: it has imported what a worker needs.
@@ -266,7 +266,7 @@ class WorkerProcess:
         self._line.close()
 
     def _heard(self, message: Mapping[str, Any]) -> bool:
-        """Takes in what it says; False: that was more than enough."""
+        """Handles a message; False: there are too many."""
         if self._says_too_much(message):
             return False
         self._heard_at = time.monotonic()
@@ -280,7 +280,7 @@ class WorkerProcess:
         self._refusal.drop()
 
     def _says_too_much(self, message: Mapping[str, Any]) -> bool:
-        """Ends one principal's worker that has no end of things to say, which nobody asked for."""
+        """Kills a principal's worker that floods its host with unsolicited messages."""
         match message:
             case {"answer": int(), "status": dict()} if self._status.is_open:
                 return False
@@ -329,5 +329,5 @@ class WorkerProcess:
 
 
 def _harmless(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What code of one principal may have said, without what would make its host stumble."""
+    """A status that code of one principal may have written, with invalid values removed."""
     return {**believed(status), "platform": status.get("platform")}

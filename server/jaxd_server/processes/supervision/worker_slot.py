@@ -1,4 +1,4 @@
-"""One worker as its host looks after it: supervised, watched, and told of."""
+"""One worker slot of the host: supervised, health-checked, and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxd_server.processes.supervision.worker_process import WorkerProcess
 
 
 class Post:
-    """Keeps a worker behind some listeners. Belongs to the thread of the event loop.
+    """Keeps one worker running behind some listeners. Belongs to the thread of the event loop.
 
     Args:
         options: what the worker is told.

@@ -1,4 +1,4 @@
-"""Ends what accounts have left running, and removes what they kept, beside the event loop."""
+"""Ends an account's remaining processes and removes its old folders, beside the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxd_server.processes.tenants.directory import Tenants
 
 
 class Clearing:
-    """What runs as the user of an account is ended before its next worker starts. For one loop.
+    """Ends what runs as the user of an account before its next worker starts. For one loop.
 
     Args:
         tenants: knows whose user is nobody else's; nothing is done about all others.

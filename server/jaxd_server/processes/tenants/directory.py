@@ -1,4 +1,4 @@
-"""Where each principal's worker lives: below which folder, and as which user of this machine."""
+"""Assigns each principal a folder and a user of this machine."""
 
 from __future__ import annotations
 

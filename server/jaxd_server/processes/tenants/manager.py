@@ -1,4 +1,4 @@
-"""A worker for each principal, the door that leads clients to them, and what they report.
+"""Starts and stops one worker per principal, behind a gateway, and sums up their status.
 
 Of what they say of themselves only what can be believed is passed on, under the name of whose
 worker it is.
@@ -91,7 +91,7 @@ _ONE_USER: Final = (
 
 
 class Crew:
-    """What a host has in place of one `Post`. Belongs to the thread of the event loop.
+    """Manages the workers of all principals. Belongs to the thread of the event loop.
 
     Args:
         options: what the server was told.
@@ -283,7 +283,7 @@ class Crew:
         return place
 
     def _give_up_resting(self) -> None:
-        """Lets go of the places of those who have not come for longest, where there are many."""
+        """Evicts the workers that were not requested for longest, where there are many."""
         since = time.monotonic() - _RESTED_S
         resting = [one for one in self._places.values() if one.is_free and one.asked_at < since]
         resting.sort(key=lambda place: place.asked_at)
@@ -307,7 +307,7 @@ class Crew:
         return f"{self._folder}/{name}.sock"
 
     async def _keep(self, place: Place) -> int:
-        """Has a post do its work; what it was there for is let go of when that is over."""
+        """Runs a worker slot; releases what belongs to it afterwards."""
         principal = place.tenant.principal
         assert self._clearing is not None
         try:
@@ -331,7 +331,7 @@ class Crew:
                 self._clearing.begin(principal)
 
     def _dismiss(self, place: Place) -> None:
-        """Ends the worker of an account that was taken away, or has another token now."""
+        """Ends the worker of an account that was revoked, or has another token now."""
         principal = place.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
         self._vacate(place)

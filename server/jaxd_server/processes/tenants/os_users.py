@@ -1,4 +1,4 @@
-"""What runs as users of this machine, and what lies in their folders: how root ends and removes it.
+"""The processes and folders of a user of this machine, and how root ends and removes them.
 
 With no more than their rights, where it is they who have filled the folders.
 """

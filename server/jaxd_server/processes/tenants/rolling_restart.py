@@ -1,4 +1,4 @@
-"""Replaces the workers of several principals, none of whom makes the others wait for long."""
+"""Replaces the workers of several principals, a few at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Restartable(Protocol):
 
 
 class CrewRestart:
-    """Belongs to the thread of the event loop."""
+    """Replaces workers, a few at a time. Belongs to the thread of the event loop."""
 
     def __init__(self) -> None:
         self._unfinished: set[asyncio.Task[Outcome]] = set()

@@ -1,4 +1,4 @@
-"""Where one principal's worker is to be found, whether or not there is a process at present."""
+"""One principal's worker: its socket, and its process where there is one at present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxd_server.runtime.logs import log_event
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one principal's worker is to be found. Belongs to the thread of the event loop.
+    """One principal's worker. Belongs to the thread of the event loop.
 
     Attributes:
         tenant: whose it is.

@@ -1,4 +1,4 @@
-"""Which number of `--worker-uids` is whose, written down so that it is never another's."""
+"""Assigns the uids of `--worker-uids` to accounts, persistently: none is reused for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDER: Final = "jaxd"
 
 
 class UserNumbers:
-    """Gives each account a user of this machine, the same one after a restart. For one thread.
+    """Assigns each account a uid, the same one after a restart. For one thread.
 
     Args:
         folder: where that is written down; None: nowhere.

@@ -1,4 +1,4 @@
-"""The process that traces and lowers for a worker, so that its warm calls are not held up.
+"""The tracer process: traces and lowers for a worker, so that its warm calls are not delayed.
 
 Started by the worker with one JSON argument: the number of a connected socket, the format of log
 lines, and the worker's process id. What it says and hears there: see `tracer_messages`.
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 class Tracer:
-    """Answers orders.
+    """Answers trace requests.
 
     Args:
         connection: to the worker.

@@ -1,4 +1,4 @@
-"""What goes on although nobody waits for it: it has some time to end, then it is ended or reported.
+"""Work whose calls were all cancelled: it gets some time to end, then it is ended or reported.
 
 A trace that swallows its interrupts or hangs in C, and a program that runs for ever, can be ended
 only with their process. In the tracer's that harms nobody: what else it traces is traced again. The
@@ -65,7 +65,7 @@ class Leftovers:
             return [(one, now - since) for one, since in self._builds.items()]
 
     def look(self) -> None:
-        """Sees to what is late; from one thread, several times a second."""
+        """Handles what is overdue; from one thread, several times a second."""
         builds, calls = self._left_builds(), self._admission.left()
         self._told &= {*(one for one, _ in builds), *calls}
         if not self._grace_s:
@@ -91,7 +91,7 @@ class Leftovers:
             _log(build.name, "is being compiled", age, "it goes on, and is kept")
 
     def _stuck(self, name: str, does: str, age: float) -> None:
-        """Only the end of this process ends it."""
+        """Reports a build that only the end of this process can end."""
         if self._replace is None or self._admission.draining:
             return
         if self._has_values():

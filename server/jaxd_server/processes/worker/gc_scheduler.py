@@ -1,4 +1,4 @@
-"""Keeps the interpreter free for warm calls while functions are traced beside them.
+"""Schedules garbage collection so that it delays no warm calls.
 
 Tracing holds the interpreter. A thread that reads a warm call gets it only when the tracing thread
 gives way, which Python asks of it every five milliseconds by default, and loses it again at each
@@ -28,7 +28,7 @@ _TOO_MANY: Final = 1_000_000
 
 
 class Housekeeper:
-    """Takes over when garbage is collected in this process.
+    """Decides when garbage is collected in this process.
 
     Args:
         admission: knows whether calls are running.

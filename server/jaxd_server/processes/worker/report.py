@@ -1,4 +1,4 @@
-"""What a worker says of itself: to its host, to whoever connects, and to clients who ask.
+"""Reports of a worker: to its host, to new connections, and to clients who ask.
 
 Imports no jax: the host asks before there is any.
 """

@@ -1,7 +1,4 @@
-"""When packages change under a worker, it makes room for a new one that imports them afresh.
-
-When a worker ends: nobody has needed it for a while, or it gives way to the next one.
-"""
+"""When a worker ends by itself: packages changed on disk, long idle, or another one takes over."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _HELD_BACK: Final = (
 
 
 class Renewal:
-    """Looks, before anything new is built, whether the packages of this worker are still current.
+    """Checks before each build whether the imported packages are still current.
 
     What is built already stays right: its key names the packages that it was built with. A worker
     that holds arrays of clients is not replaced: they would be gone, and not only for whose call it
@@ -81,7 +78,7 @@ class Renewal:
 
 
 class Rest:
-    """Looks whether this worker may go; its host starts another one when somebody connects.
+    """Decides whether an idle worker ends; its host starts another one when a client connects.
 
     All that is compiled is on disk, and comes back without being traced or compiled. Arrays of
     clients are not, so that a worker which has any stays.

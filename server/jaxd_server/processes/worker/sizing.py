@@ -1,4 +1,4 @@
-"""What the options of a server come to where this worker runs: sizes, places, and ways."""
+"""Derives sizes, limits and modes of a worker from the options and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is doing at present: all of it, and what of that one principal is shown."""
+"""The present state of a worker: all of it, or what one principal is shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMED: Final = 3
 
 
 class WorkerStatus:
-    """Looks at the parts of a worker. Safe from any thread.
+    """Collects the state of all components of a worker. Safe from any thread.
 
     Args:
         workshop: what its connections share.

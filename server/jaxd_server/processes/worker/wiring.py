@@ -1,4 +1,4 @@
-"""The parts of a worker, put together: the only file that knows every class. Imports jax."""
+"""Wires all components of a worker: the only file that knows every class. Imports jax."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ limited by `--builds`.
 
 
 class Parts:
-    """Everything that one worker is made of.
+    """The components of one worker.
 
     Args:
         options: what the server was told at its start.

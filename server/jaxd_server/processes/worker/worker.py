@@ -1,4 +1,4 @@
-"""The process that owns the devices: puts every part together, answers, and drains.
+"""The worker process, which owns the devices: builds the components, answers, and drains.
 
 Started by the host with one JSON argument: options, inherited listeners, tether and epoch.
 """
@@ -89,7 +89,7 @@ def _stand_by(worker: Worker, tether: Tether) -> None:
 
 
 class Worker:
-    """All parts of one worker.
+    """The components of one worker, and its lifecycle.
 
     Args:
         options: what the server was told at its start.

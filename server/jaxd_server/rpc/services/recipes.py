@@ -38,7 +38,7 @@ class LeftOut(NamedTuple):
 
 
 class Recorder:
-    """Knows what was called since when. Safe from any thread.
+    """Lists what was called since a mark. Safe from any thread.
 
     Of what was made since a mark nothing is missed. What was made before, called since, and
     dropped from memory for want of room, is.

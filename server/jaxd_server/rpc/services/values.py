@@ -1,4 +1,4 @@
-"""Answers what a client asks about values: put, fetch, a part of one, names, and who holds what.
+"""The value service: put, fetch, index, name and list the arrays of a session.
 
 None of it is for a thread that reads: all of it may wait for the device.
 """

@@ -1,4 +1,4 @@
-"""Answers `why` and `recent`: looks at what there is; runs, builds, keeps and counts nothing."""
+"""Answers `why` and `recent` from what is known; runs, builds, keeps and counts nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether anybody still waits for a call, and how long it has waited, been built for, and run.
+"""The cancel token of one call, and the time that the call has spent in each phase.
 
-The caller may lose interest (a cancelled future, Ctrl-C), its `timeout_s` may pass, or the server's
+The caller may cancel (a cancelled future, Ctrl-C), its `timeout_s` may pass, or the server's
 own limit. Whoever works on the call is told at once, as far as that is possible where it is.
 """
 
@@ -24,7 +24,7 @@ _WORDS: Final[dict[Phase, str]] = {
 
 
 class Interest:
-    """The interest in one call. Thread-safe.
+    """The cancel token of one call. Thread-safe.
 
     Args:
         clock: seconds that only grow.
@@ -76,7 +76,7 @@ class Interest:
         )
 
     def give_up(self, error: JaxdError) -> bool:
-        """Nobody waits any more: tells who works on the call. Whether somebody waited until now.
+        """Cancels the call and runs the hooks. Whether it was not cancelled or answered before.
 
         Args:
             error: why, as whoever looks after the call is told.
@@ -92,7 +92,7 @@ class Interest:
         return True
 
     def end(self) -> bool:
-        """The call is answered: nobody can give it up any more. Whether nobody has before."""
+        """Marks the call as answered: it cannot be cancelled any more. Whether it was open."""
         with self._lock:
             was_over, self._is_over = self._is_over, True
             self._hooks = []
@@ -137,7 +137,7 @@ class Interest:
 
 
 class _Ever(Interest):
-    """Of calls that are over too soon to be given up, or that nobody can give up."""
+    """The token of calls that cannot be cancelled."""
 
     def enter(self, phase: Phase) -> None:
         """Is not noted."""
@@ -151,4 +151,4 @@ class _Ever(Interest):
 
 
 EVER: Final = _Ever()
-"""Somebody waits, however long it takes."""
+"""For calls that cannot be cancelled."""

@@ -1,4 +1,4 @@
-"""Executors: a few threads for the calls of all in turn, a thread for each job, and jobs in order.
+"""Executors: a fair thread pool for all sessions, a thread for each job, and one for jobs in order.
 
 What a connection still has to send is a line of jobs, one after the other: a send blocks for as
 long as the client likes, and a client that does not read keeps nobody but itself. The calls of a
@@ -21,7 +21,7 @@ Job = Callable[[], None]
 
 
 class FairThreads:
-    """Does jobs, which must not raise. Thread-safe.
+    """Runs jobs, which must not raise. Thread-safe.
 
     Args:
         limit: how many at a time; as many threads are started as are needed, and stay.
@@ -104,7 +104,7 @@ T = TypeVar("T")
 
 
 class FreshThreads(Executor):
-    """Never makes a job wait for a thread of another, and keeps none when it is done.
+    """Runs each job in a thread of its own, which ends with the job.
 
     `ThreadPoolExecutor` loses count of its idle threads on Python 3.12 and later: a thread that
     takes its next job without having waited for it is never idle again, so that the pool grows.

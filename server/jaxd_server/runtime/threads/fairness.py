@@ -1,4 +1,4 @@
-"""What waits, by the one for whom it waits: each has its turn, however much waits for it.
+"""A queue that takes items of each owner in turn, however many each has.
 
 So one client with a thousand builds makes another one's single build wait for one of them.
 """
@@ -72,7 +72,7 @@ class _Place:
 
 
 class Turnstile:
-    """Thread-safe. A context manager as well, for those who come for nobody in particular.
+    """A semaphore, fair between owners. Thread-safe; as a context manager it has no owner.
 
     Args:
         limit: how many may be inside at a time.

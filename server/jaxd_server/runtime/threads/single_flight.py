@@ -1,4 +1,4 @@
-"""One build per key, however many ask."""
+"""Joins concurrent requests: one caller makes the result, the others wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No more than what is read: following `cfg.model.width` to the one value that it reads.
+"""Access paths: `cfg.model.width` is followed to the one value that it reads.
 
 A step is taken only where it is certain that taking it runs no code of the user's that could reach
 more. Where it is not, what has been reached so far counts whole.

@@ -93,7 +93,7 @@ def _uses_of(
 
 
 def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts) -> None:
-    """Looks for what somebody has patched, as far as this process has the module.
+    """Appends what is patched, as far as this process has the module.
 
     Nothing else may be appended: another process may not have imported it yet.
     """

@@ -1,4 +1,4 @@
-"""Chains from installed modules: named, unless somebody has put something else there."""
+"""Access paths from installed modules: by name, unless something is patched there."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_import(walk: Walk, module: ModuleType, name: str, rest: Steps) -> Non
 
 
 def refuse_computed_import(walk: Walk, what: str) -> NoReturn:
-    """For code that asks for a module in a way that no key and no packing can follow.
+    """For code that imports a module in a way that neither key nor pickling can follow.
 
     Raises:
         PackingError: the server would look for the module among its own.
@@ -136,7 +136,7 @@ def _attributes(steps: Steps) -> list[str]:
 
 
 def follow_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
-    """Appends something only where a chain leads to what somebody may have put there.
+    """Appends something only where an access path may lead to something patched.
 
     Nothing else: which submodules are loaded differs from process to process.
     """

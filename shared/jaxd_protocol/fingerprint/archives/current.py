@@ -1,4 +1,4 @@
-"""Whose packages travel as files, at this moment and in this thread."""
+"""The archives in use in this thread: whose packages travel as source files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None
 
 
 def current_archives() -> Archives | None:
-    """The archive of the function whose arguments, code or result are at hand."""
+    """The archives of the function whose arguments, code or result are processed."""
     return _current.get()
 
 

@@ -1,4 +1,4 @@
-"""What a code object says of itself: its own content, and what it reads from outside.
+"""What is read from a code object: its own content, and what it reads from outside.
 
 The content leaves out what cannot change a result: file, lines, the docstring. What is read is
 found by following each name that is loaded: ``cfg.model.width`` is one read of `cfg` with two

@@ -148,7 +148,7 @@ def _counts(cls: type, name: str) -> bool:
 
 
 def _annotations(walk: Walk, cls: type) -> None:
-    """Names and their order: the types are read by nobody, or by a decorator that kept them."""
+    """Names and their order: the types are not read, or by a decorator that kept them."""
     annotations: Any = vars(cls).get("__annotations__", ())
     walk.text(len(annotations))
     for name in annotations:

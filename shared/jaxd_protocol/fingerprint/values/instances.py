@@ -1,4 +1,4 @@
-"""Objects that count whole, of any class: by what they say when they are pickled."""
+"""Objects that count whole, of any class: by what pickling gives for them."""
 
 from __future__ import annotations
 

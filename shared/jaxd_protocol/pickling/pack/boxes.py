@@ -1,4 +1,4 @@
-"""What stands in a pickle for something that pickle itself would write in another way."""
+"""Wrappers for values that pickle itself would write in another way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pickler does for those who take objects apart for it."""
+"""The interface of the pickler to the reducers of functions, classes and modules."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ class Packer(Protocol):
         """The submodules of an installed package that lead to something carried."""
 
     def if_possible(self, value: Any) -> Any:
-        """The value, or a placeholder when it cannot be packed: nobody may ever look at it."""
+        """The value, or a placeholder when it cannot be packed: it may never be used."""

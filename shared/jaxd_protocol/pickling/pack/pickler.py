@@ -56,7 +56,7 @@ _CONTAINERS: Final = frozenset({dict, list, set})
 
 
 class _BlobMark:
-    """Becomes the `Blob` on the server."""
+    """Becomes the `PrivateModules` on the server."""
 
 
 class Pickler(pickle.Pickler):
@@ -247,7 +247,7 @@ class Pickler(pickle.Pickler):
         return {each[len(prefix) :].partition(".")[0] for each in below}
 
     def if_possible(self, value: Any) -> Any:
-        """The value, or a placeholder when it cannot be packed: nobody may ever look at it."""
+        """The value, or a placeholder when it cannot be packed: it may never be used."""
         if type(value) in (bool, bytes, float, int, str, type(None)) or self._can_pack(value):
             return value
         kind = type(value)

@@ -1,4 +1,4 @@
-"""What a server has made of its clients' code: classes and callables, each once per content.
+"""Interned classes and callables of a server's clients, each once per content.
 
 A class that arrives twice, from two calls or two clients, is one class here, so that tree
 structures stay equal and nothing is traced again. It is never written to after it was made.

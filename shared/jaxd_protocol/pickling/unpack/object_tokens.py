@@ -19,14 +19,14 @@ _TOKEN_BYTES: Final = 16
 
 
 class _Promise(NamedTuple):
-    """Stands for an object that is looked for when it is recalled."""
+    """Stands for an object that is looked up when its token is used."""
 
     name: Hashable
     find: Callable[[], Any]
 
 
 class Keepsakes:
-    """The objects that were kept or recalled last. Safe from any thread.
+    """The objects that were kept or used last. Thread-safe.
 
     Args:
         limit: how many to keep.

@@ -1,4 +1,4 @@
-"""Installed modules, with what somebody has patched into them where the function comes from."""
+"""Installed modules, with what is patched into them in the client's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process opens what others have packed. A server of programs only never does."""
+"""Whether this process may unpickle. A server that takes exported programs only never does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jaxd_protocol.errors import NotPermitted
 
 
 class Doors:
-    """One for each process: it cannot be told to be careful for some and not for others."""
+    """One for each process: open to all clients, or to none."""
 
     def __init__(self) -> None:
         self._are_shut = False
@@ -33,4 +33,4 @@ class Doors:
 
 
 doors = Doors()
-"""Those of this process."""
+"""That of this process."""

@@ -1,4 +1,4 @@
-"""What stands in for something that cannot travel, as long as nobody touches it."""
+"""Placeholders for objects that cannot travel: they raise when they are used."""
 
 from __future__ import annotations
 

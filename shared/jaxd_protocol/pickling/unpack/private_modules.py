@@ -1,7 +1,7 @@
-"""The private world of one packed function: its own modules, seen by nobody else.
+"""The private modules of one packed function, invisible to all other code.
 
 Two versions of a user's module live side by side on a server, and neither is in `sys.modules`.
-Functions of a blob have builtins of their own, whose `__import__` looks here first.
+Its functions have builtins of their own, whose `__import__` looks here first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotShipped(PackingError, ModuleNotFoundError):
 
 
 class Blob:
-    """The modules that came with one function, and how its code imports.
+    """The modules that came with one function, and the import that its code uses.
 
     Safe to use from several threads.
 
@@ -51,7 +51,7 @@ class Blob:
         self._lock = threading.RLock()  # guards _executed, while a source runs
 
     def make_module(self, name: str, package: str | None, is_package: bool) -> ModuleType:
-        """An empty module whose code imports through this blob."""
+        """An empty module whose code imports these modules first."""
         module = ModuleType(name)
         content = vars(module)
         content["__builtins__"] = self.builtins
@@ -68,7 +68,7 @@ class Blob:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Stands for `builtins.__import__` in the code of this blob."""
+        """Stands for `builtins.__import__` in the code of these modules."""
         full = _absolute(name, globals or {}, level)
         if not self._is_ours(full):
             archive = self.arrived
@@ -85,7 +85,7 @@ class Blob:
         return module if fromlist else self._load(full.partition(".")[0])
 
     def special(self, module: ModuleType) -> ModuleType:
-        """A module of the server's own, as the code of this blob has it."""
+        """A module of the server's own, as the code of these modules has it."""
         return self.overlays.get(module.__name__, module)
 
     def _is_ours(self, name: str) -> bool:

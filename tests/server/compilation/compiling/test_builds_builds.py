@@ -21,7 +21,7 @@ from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
 
 class Bakery:
-    """Makes one thing while others ask for it."""
+    """One build that several threads wait for."""
 
     def __init__(self, **options: Any) -> None:
         self.left: list[Build] = []
@@ -53,7 +53,7 @@ class Bakery:
         return self.table[key]
 
     def given_up(self, make: Any, key: str = "bread") -> tuple[Interest, list[Any]]:
-        """Asks in a thread of its own, whose interest the test can take away."""
+        """Asks in a thread of its own, which the test can cancel."""
         interest = Interest()
         outcomes: list[Any] = []
 

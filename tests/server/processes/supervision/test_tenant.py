@@ -32,7 +32,7 @@ INHERITED = {
 
 
 def test_a_worker_is_not_told_how_clients_prove_who_they_are() -> None:
-    """Nor where that is kept: its door has seen to it."""
+    """Nor where that is kept: the gateway authenticates for it."""
     options = Tenant("account:alice", "/kept/alice", ALICE).options(OPTIONS)
     assert "secret" not in str(options.to_json())
     assert options.token_folder is None

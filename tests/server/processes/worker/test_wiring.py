@@ -20,7 +20,7 @@ def test_versions_are_known(shop: Shop) -> None:
 def test_a_token_file_that_cannot_be_read_ends_the_start(
     runtime: Path, open_shop: Callable[..., Shop]
 ) -> None:
-    """Rather than leaving the door open."""
+    """Rather than accepting everybody."""
     with pytest.raises(ConfigurationError, match="jaxd token"):
         open_shop(token_file=str(runtime / "missing"))
 

@@ -11,7 +11,7 @@ from tests.server.staging import PATIENCE_S, at_once, join, start, until, waitin
 
 
 class Bakery:
-    """Makes one thing while others ask for it."""
+    """One result that several threads wait for."""
 
     def __init__(self) -> None:
         self.flight: SingleFlight[str, str] = SingleFlight()
